@@ -1,0 +1,1 @@
+"""Flax models, checkpoints and sampling: knows arrays and parameters, never requests."""

@@ -1,0 +1,77 @@
+"""`EngineConfig`: every limit and default of the engine, with units."""
+
+from dataclasses import dataclass
+
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32")
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+ATTENTION_BACKENDS = ("auto", "xla")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine; names and defaults are vLLM's.
+
+    Attributes:
+      max_model_len: longest prompt plus output, tokens; None takes the model's own.
+      max_num_seqs: most requests running at once; None takes the platform's default.
+      max_num_batched_tokens: token budget of a step; None takes the platform's default.
+      block_size: tokens per KV block.
+      gpu_memory_utilization: share of the device's memory for weights, activations and KV; on a
+        CPU, the share of free memory that KV may take (and at most 4 GiB unless set otherwise).
+      kv_cache_memory_bytes: bytes of KV, instead of the share.
+      num_gpu_blocks_override: blocks of KV, instead of the computed number.
+      enable_prefix_caching: reuse the KV of equal prefixes.
+      kv_cache_dtype: element type of the KV cache; "auto" is the model's.
+      dtype: element type of weights and activations; "auto" is the checkpoint's.
+      seed: seed of the requests that bring none.
+      attention_backend: "auto", or a backend's name as a promise.
+      max_num_queued_reqs: most requests waiting before new ones are refused; None: no bound.
+      generation_config: "auto" takes sampling defaults from the checkpoint, "vllm" ignores them.
+      compilation_cache_dir: folder of compiled programs; None turns the cache off.
+    """
+
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool = True
+    kv_cache_dtype: str = "auto"
+    dtype: str = "auto"
+    seed: int = 0
+    attention_backend: str = "auto"
+    max_num_queued_reqs: int | None = None
+    generation_config: str = "auto"
+    compilation_cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+            _check_positive(name, getattr(self, name))
+        for name in ("kv_cache_memory_bytes", "num_gpu_blocks_override", "max_num_queued_reqs"):
+            _check_positive(name, getattr(self, name))
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                f"gpu_memory_utilization={self.gpu_memory_utilization} must be in (0, 1]."
+            )
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        _check_choice("generation_config", self.generation_config, ("auto", "vllm"))
+        budget, seqs = self.max_num_batched_tokens, self.max_num_seqs
+        if budget is not None and seqs is not None and budget < seqs:
+            raise ValueError(
+                f"max_num_batched_tokens={budget} must be at least max_num_seqs={seqs}, or some "
+                "running request could never decode; raise the one or lower the other."
+            )
+
+
+def _check_positive(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ValueError(f"{name}={value} must be at least 1.")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}.")

@@ -1,0 +1,210 @@
+"""The messages between scheduler, runner and front ends; frozen and free of arrays' libraries."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from paged.scheduler.request import Request
+
+
+class FinishReason(Enum):
+    """Why a sample ended; the value is what the API reports."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request's share of a step.
+
+    Attributes:
+      request: the request; its block table already covers the scheduled tokens.
+      start: first token position computed in this step.
+      num_tokens: tokens computed in this step.
+      samples: whether the step reaches the request's last known token, so that one is sampled.
+    """
+
+    request: "Request"
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """What one step computes.
+
+    Attributes:
+      scheduled: in batch order.
+      num_tokens: sum of the scheduled tokens.
+      preempted: requests that lost their blocks in this step.
+    """
+
+    scheduled: tuple[ScheduledRequest, ...]
+    num_tokens: int
+    preempted: tuple["Request", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """What the device returned, row i for `SchedulerOutput.scheduled[i]`.
+
+    Attributes:
+      token_ids: int32 `[num_scheduled]`; meaningful where the row samples.
+      logprobs: None unless a row asked for log probabilities.
+    """
+
+    token_ids: np.ndarray
+    logprobs: "RunnerLogprobs | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerLogprobs:
+    """Log probabilities of a step, rows as in `ModelRunnerOutput`.
+
+    Attributes:
+      sampled: float32 `[num_scheduled]`.
+      ranks: int32 `[num_scheduled]`.
+      top_ids: int32 `[num_scheduled, max_logprobs]`.
+      top: float32 `[num_scheduled, max_logprobs]`.
+    """
+
+    sampled: np.ndarray
+    ranks: np.ndarray
+    top_ids: np.ndarray
+    top: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log probability of one candidate token.
+
+    Attributes:
+      logprob: natural logarithm of the probability.
+      rank: number of tokens at least as likely (best: 1).
+      decoded_token: the token as text; U+FFFD stands for bytes that are no character alone.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+type PositionLogprobs = Mapping[int, Logprob]
+"""Token id -> `Logprob` for one position; the sampled token comes first in iteration order."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One sample of a request; a delta from the engine, the whole from `LLM`.
+
+    Attributes:
+      index: which of the `n` samples.
+      text: decoded text (new text in a delta).
+      token_ids: generated ids (new ids in a delta).
+      logprobs: per token, if asked for.
+      finish_reason: "stop", "length", "abort", "error", or None while running.
+      stop_reason: the stop string or stop token id that ended it, if any.
+      cumulative_logprob: sum of the sampled tokens' log probabilities, if asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    cumulative_logprob: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """Outputs of one request: deltas of some samples from the engine, all of them from `LLM`.
+
+    Attributes:
+      request_id: as given.
+      prompt: the prompt's text, where it was given as text.
+      prompt_token_ids: ids of the prompt.
+      outputs: one per sample that advanced (engine), or one per sample in order (`LLM`).
+      finished: all samples of the request have ended.
+      num_cached_tokens: prompt tokens taken from the prefix cache at first scheduling.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequestStats:
+    """Times and sizes of a finished sample, for histograms; times in seconds.
+
+    Attributes:
+      finish_reason: "stop", "length", "abort" or "error".
+      num_prompt_tokens, num_generation_tokens: lengths.
+      max_tokens: the request's limit, None if it had none.
+      n: samples of the request it belongs to.
+      e2e_seconds: arrival to end.
+      queue_seconds: queued to first scheduled.
+      prefill_seconds: first scheduled to first token.
+      decode_seconds: first token to last token.
+      inference_seconds: first scheduled to last token.
+      num_preemptions: times it lost its blocks.
+    """
+
+    finish_reason: str
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    max_tokens: int | None
+    n: int
+    e2e_seconds: float
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    inference_seconds: float
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What one engine step did: the only source of every metric above the scheduler.
+
+    Attributes:
+      num_running, num_waiting: requests after the step.
+      kv_cache_usage: share of blocks that are referenced, 0 to 1.
+      num_tokens: tokens computed in this step.
+      num_prompt_tokens: prompt tokens of requests that finished their first prefill in this step.
+      num_cached_prompt_tokens: how many of those came from the prefix cache.
+      num_generation_tokens: tokens sampled in this step.
+      prefix_queries, prefix_hits: tokens looked up and found, at first admission only.
+      num_preempted: requests preempted in this step.
+      ttft_seconds: time to first token of requests that got it in this step.
+      itl_seconds: gaps between a request's previous token and this one.
+      finished: requests that ended.
+      step_seconds: wall time of the step.
+    """
+
+    num_running: int
+    num_waiting: int
+    kv_cache_usage: float
+    num_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    num_preempted: int = 0
+    ttft_seconds: tuple[float, ...] = ()
+    itl_seconds: tuple[float, ...] = ()
+    finished: tuple[FinishedRequestStats, ...] = field(default_factory=tuple)
+    step_seconds: float = 0.0

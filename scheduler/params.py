@@ -1,0 +1,204 @@
+"""`SamplingParams`: how one request wants its tokens chosen, validated at construction."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_STOP_STRINGS = 64
+"""Most stop strings of one request (the HTTP interface allows 4, as OpenAI documents)."""
+
+MAX_LOGIT_EDITS = 64
+"""Most token ids whose logits one request may change: biases, bans and stop ids held back."""
+
+MAX_LOGPROBS = 20
+"""Most alternatives per position, OpenAI's limit; a static shape of the compiled step."""
+
+MAX_N = 128
+"""Most samples of one request."""
+
+# Below this a temperature only amplifies rounding; the reference raises it too.
+_MIN_TEMPERATURE = 0.01
+_GREEDY_BELOW = 1e-5
+
+
+class ParameterError(ValueError):
+    """A request parameter has a value that cannot be served; names the parameter."""
+
+    def __init__(self, parameter: str, value: object, rule: str) -> None:
+        self.parameter = parameter
+        self.value = value
+        self.rule = rule
+        super().__init__(f"{parameter} {rule}, got {_shorten(value)}.")
+
+
+def _shorten(value: object, limit: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[:limit] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters with vLLM's names, defaults and ranges.
+
+    Attributes:
+      n: samples per prompt; with greedy decoding only 1 makes sense and more is refused.
+      temperature: 0 is greedy; otherwise logits are divided by it, in [0, 2].
+      top_p: smallest set of tokens whose probability reaches it, in (0, 1].
+      top_k: most likely tokens kept; 0 or -1 keeps all.
+      min_p: least probability relative to the best token's, in [0, 1].
+      presence_penalty, frequency_penalty: subtracted once, or per occurrence, from the logits
+        of tokens already generated, in [-2, 2].
+      repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt
+        or the output; greater than 0.
+      seed: makes the draw reproducible; sample i of `n` uses `seed + i`.
+      stop: strings that end the text; not part of it unless `include_stop_str_in_output`.
+      stop_token_ids: token ids that end the text.
+      ignore_eos: continue past end-of-sequence tokens.
+      max_tokens: most tokens to generate; None means up to `max_model_len`.
+      min_tokens: stop tokens cannot be sampled, and stop strings do not count, before it.
+      logprobs: alternatives to report per position; 0 reports the sampled token only.
+      logit_bias: added to the logits of these token ids, clamped to [-100, 100].
+      allowed_token_ids: if given, nothing else can be sampled.
+      bad_words: texts that must not be generated (compared as token sequences).
+      skip_special_tokens: leave special tokens out of the text.
+      include_stop_str_in_output: keep the matched stop string, or stop token, in the text.
+
+    Raises:
+      ParameterError: naming the parameter, its value and the rule.
+
+    Source: vLLM `sampling_params.py`.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    _stop: tuple[str, ...] = field(init=False, default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        _check_integer("n", self.n, low=1, high=MAX_N)
+        _check_number("temperature", self.temperature, low=0.0, high=2.0)
+        _check_number("top_p", self.top_p, low=0.0, high=1.0, low_open=True)
+        _check_integer("top_k", self.top_k, low=-1)
+        _check_number("min_p", self.min_p, low=0.0, high=1.0)
+        _check_number("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
+        _check_number("repetition_penalty", self.repetition_penalty, low=0.0, low_open=True)
+        if self.max_tokens is not None:
+            _check_integer("max_tokens", self.max_tokens, low=1)
+        _check_integer("min_tokens", self.min_tokens, low=0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ParameterError(
+                "min_tokens", self.min_tokens, f"must not exceed max_tokens={self.max_tokens}"
+            )
+        if self.logprobs is not None:
+            _check_integer("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS)
+        if self.seed is not None:
+            _check_integer("seed", self.seed, low=-(2**63), high=2**63 - 1)
+        self._set("_stop", self._checked_stop())
+        self._set("stop_token_ids", self._checked_ids("stop_token_ids", self.stop_token_ids) or ())
+        allowed = self._checked_ids("allowed_token_ids", self.allowed_token_ids)
+        if allowed is not None and not allowed:
+            raise ParameterError("allowed_token_ids", self.allowed_token_ids, "must not be empty")
+        self._set("allowed_token_ids", allowed)
+        self._set("logit_bias", self._checked_bias())
+        self._check_bad_words()
+        self._normalise_temperature()
+        if self.is_greedy and self.n > 1:
+            raise ParameterError("n", self.n, "must be 1 when temperature is 0")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken."""
+        return self.temperature == 0.0
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings, always as a tuple."""
+        return self._stop
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _normalise_temperature(self) -> None:
+        """Raise tiny temperatures; a greedy request needs no truncation."""
+        if self.temperature < _GREEDY_BELOW:
+            for name, neutral in (("temperature", 0.0), ("top_p", 1.0), ("top_k", 0)):
+                self._set(name, neutral)
+            self._set("min_p", 0.0)
+        elif self.temperature < _MIN_TEMPERATURE:
+            self._set("temperature", _MIN_TEMPERATURE)
+        if self.top_k == -1:
+            self._set("top_k", 0)
+
+    def _checked_stop(self) -> tuple[str, ...]:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if len(stop) > MAX_STOP_STRINGS:
+            raise ParameterError("stop", self.stop, f"must hold at most {MAX_STOP_STRINGS} strings")
+        for text in stop:
+            if not isinstance(text, str) or not text:
+                raise ParameterError("stop", self.stop, "must hold non-empty strings")
+        return stop
+
+    def _checked_ids(self, name: str, ids: Sequence[int] | None) -> tuple[int, ...] | None:
+        if ids is None:
+            return None
+        for token_id in ids:
+            _check_integer(name, token_id, low=0)
+        return tuple(dict.fromkeys(ids))
+
+    def _checked_bias(self) -> dict[int, float] | None:
+        if self.logit_bias is None:
+            return None
+        bias: dict[int, float] = {}
+        for token_id, value in self.logit_bias.items():
+            _check_integer("logit_bias", token_id, low=0)
+            _check_number("logit_bias", value)
+            bias[token_id] = min(100.0, max(-100.0, float(value)))
+        return bias
+
+    def _check_bad_words(self) -> None:
+        words = () if self.bad_words is None else tuple(self.bad_words)
+        if isinstance(self.bad_words, str) or not all(isinstance(w, str) and w for w in words):
+            raise ParameterError("bad_words", self.bad_words, "must hold non-empty strings")
+        self._set("bad_words", words)
+
+
+def _check_integer(name: str, value: object, low: int, high: int | None = None) -> None:
+    upper = "" if high is None else f" and at most {high}"
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ParameterError(name, value, "must be an integer")
+    if value < low or (high is not None and value > high):
+        raise ParameterError(name, value, f"must be at least {low}{upper}")
+
+
+def _check_number(
+    name: str,
+    value: object,
+    low: float | None = None,
+    high: float | None = None,
+    low_open: bool = False,
+) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ParameterError(name, value, "must be a finite number")
+    too_low = low is not None and (value < low or (low_open and value == low))
+    if too_low or (high is not None and value > high):
+        bounds = f"{'(' if low_open else '['}{low:g}, " + ("inf)" if high is None else f"{high:g}]")
+        raise ParameterError(name, value, f"must be in {bounds}")
