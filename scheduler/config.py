@@ -67,6 +67,33 @@ class EngineConfig:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The three limits that every step obeys, resolved for a model and a device.
+
+    Attributes:
+      max_model_len: longest prompt plus output, tokens.
+      max_num_seqs: most requests running at once.
+      max_num_batched_tokens: token budget of a step.
+    """
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "StepLimits":
+        """Return the limits of a config whose defaults are resolved.
+
+        Raises:
+          RuntimeError: if one of them still waits for its default.
+        """
+        limits = (config.max_model_len, config.max_num_seqs, config.max_num_batched_tokens)
+        if None in limits:
+            raise RuntimeError("Call resolve_config() first: a limit has no value yet.")
+        return cls(*(limit for limit in limits if limit is not None))
+
+
 def _check_positive(name: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise ValueError(f"{name}={value} must be at least 1.")

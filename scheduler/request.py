@@ -4,6 +4,9 @@ import time
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+
+from paged.scheduler.logit_edits import LogitEdits
 from paged.scheduler.output import FinishReason
 from paged.scheduler.params import SamplingParams
 
@@ -32,12 +35,15 @@ class Request:
       eos_token_id: primary end-of-sequence id, None if it must not stop the request.
       stop_token_ids: further ids that stop it.
       seed: 64-bit seed of the draws, chosen at admission if the caller gave none.
+      sampling_row: the sampling parameters as the device reads them, kept after the first use.
+      logit_edits: biases and bans, None if there are none.
       cache_salt: isolates the prefix cache; requests share blocks only under an equal salt.
       parent_id, index, num_samples: which sample of which user request this is.
       arrival_time: `time.monotonic()` seconds when the front end received it.
       output_token_ids: generated ids.
       block_ids: the block table, in token order.
       block_hashes: chain hashes of the full blocks known so far.
+      num_published_blocks: leading blocks of the table whose content others can find.
       num_computed_tokens: tokens whose keys and values exist or are scheduled.
       num_cached_tokens: prefix-cache hit of the first scheduling; -1 before it.
       num_preemptions: times its blocks were taken away.
@@ -53,6 +59,8 @@ class Request:
     eos_token_id: int | None = None
     stop_token_ids: frozenset[int] = frozenset()
     seed: int = 0
+    sampling_row: np.ndarray | None = None
+    logit_edits: LogitEdits | None = None
     cache_salt: str | None = None
     parent_id: str = ""
     index: int = 0
@@ -63,6 +71,7 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
+    num_published_blocks: int = 0
     num_computed_tokens: int = 0
     num_cached_tokens: int = -1
     num_preemptions: int = 0

@@ -21,3 +21,29 @@ DATA = pathlib.Path(__file__).parent / "data"
 def data_dir() -> pathlib.Path:
     """Folder of golden data."""
     return DATA
+
+
+def _fail_if_tool_is_missing(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turn a skip whose reason starts with "missing tool" into a failure where CI=true.
+
+    A developer may lack a tool; CI installs everything (`.ci/run`), so a skip there hides a test.
+    """
+    if os.environ.get("CI") == "true" and report.skipped and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if reason.startswith("missing tool"):
+            report.outcome = "failed"
+            report.longrepr = f"{reason}: .ci/run must install it, a skip is not allowed in CI"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    report = yield
+    _fail_if_tool_is_missing(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector):
+    report = yield
+    _fail_if_tool_is_missing(report)
+    return report

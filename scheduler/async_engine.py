@@ -1,0 +1,320 @@
+"""`AsyncEngine`: an `Engine` on a thread of its own, spoken to from an event loop.
+
+The event loop never waits for a step: requests go in through a queue, and each step's outputs
+come back in one hand-over (docs/decisions/0008).
+"""
+
+import asyncio
+import collections
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from paged.models.checkpoint import Checkpoint
+from paged.models.tokenizer import Tokenizer
+from paged.scheduler.config import EngineConfig, StepLimits
+from paged.scheduler.engine import Engine
+from paged.scheduler.errors import EngineDeadError, QueueFullError
+from paged.scheduler.loading import LoadedEngine, load_engine
+from paged.scheduler.output import RequestOutput, StepStats
+from paged.scheduler.params import SamplingParams
+from paged.scheduler.request import Request
+
+logger = logging.getLogger(__name__)
+
+# A step of a large model on a slow CPU may take tens of seconds; one that takes longer is stuck.
+_STALL_SECONDS = 300.0
+
+
+class _Mailbox:
+    """Outputs of one request that its consumer has not taken yet; used on the event loop only."""
+
+    def __init__(self) -> None:
+        self.items: collections.deque[RequestOutput] = collections.deque()
+        self.arrived = asyncio.Event()
+        self.num_samples = 1
+
+
+class AsyncEngine:
+    """Serves many concurrent callers from one engine thread.
+
+    Args:
+      loaded: an engine and what it was loaded from.
+      stall_seconds: time without progress after which `check_health` gives the engine up.
+    """
+
+    def __init__(self, loaded: LoadedEngine, *, stall_seconds: float = _STALL_SECONDS) -> None:
+        self._loaded = loaded
+        self._engine: Engine = loaded.engine
+        self._stall_seconds = stall_seconds
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._mailboxes: dict[str, _Mailbox] = {}
+        self._listeners: list[Callable[[StepStats], None]] = []
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._draining = False
+        self._failure: BaseException | None = None
+        self._step_started: float | None = None
+        self._last_stats = StepStats(num_running=0, num_waiting=0, kv_cache_usage=0.0)
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @classmethod
+    async def create(
+        cls, model: str | None = None, config: EngineConfig | None = None, *, progress: bool = True
+    ) -> "AsyncEngine":
+        """Load a model, compile its steps and start the engine thread.
+
+        Args:
+          model: local directory, GGUF file or Hub id; None is the demo model.
+          config: settings; None takes the defaults.
+          progress: show progress bars.
+
+        Raises:
+          CheckpointError, UnsupportedModelError, CapacityError: each with what to do about it.
+        """
+        loaded = await asyncio.to_thread(
+            load_engine, model, config or EngineConfig(), progress=progress
+        )
+        engine = cls(loaded)
+        engine.start()
+        return engine
+
+    @property
+    def config(self) -> EngineConfig:
+        """Settings with every default resolved."""
+        return self._loaded.config
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What the model was loaded from."""
+        return self._loaded.checkpoint
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._engine.tokenizer
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model as given."""
+        return self._loaded.checkpoint.name
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus output, tokens."""
+        return self._loaded.max_model_len
+
+    @property
+    def cache_info(self) -> Mapping[str, str]:
+        """Settings of the KV cache as text, for a metric's labels."""
+        return self._loaded.cache_info
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests whose outputs are not all delivered."""
+        return len(self._mailboxes)
+
+    def start(self) -> None:
+        """Start the engine thread; call on the event loop that will consume the outputs."""
+        if self._thread is not None:
+            raise RuntimeError("The engine is already started.")
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="paged-engine", daemon=True)
+        self._thread.start()
+
+    def add_stats_listener(self, callback: Callable[[StepStats], None]) -> None:
+        """Call `callback` on the event loop with the figures of every step."""
+        self._listeners.append(callback)
+
+    async def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        prompt: str | None = None,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield deltas of one request as its samples advance; ends when all have finished.
+
+        Closing the iterator, or cancelling the task that consumes it, aborts the request.
+
+        Args:
+          prompt_token_ids: ids of the prompt.
+          params: sampling parameters.
+          request_id: unique among unfinished requests; made up if None.
+          prompt: the prompt's text, handed back in the outputs.
+          cache_salt: prefix-cache isolation.
+
+        Raises:
+          ParameterError: before the first item, for what cannot be served.
+          QueueFullError: before the first item, when too many requests wait.
+          EngineDeadError: at any time.
+        """
+        self._check_accepting(params.n)
+        request_id = request_id or uuid.uuid4().hex
+        if request_id in self._mailboxes:
+            raise ValueError(f"Request {request_id!r} is not finished yet; use another request_id.")
+        requests = self._engine.processor.process(
+            request_id, prompt_token_ids, params, cache_salt=cache_salt
+        )
+        mailbox = _Mailbox()
+        mailbox.num_samples = params.n
+        self._mailboxes[request_id] = mailbox
+        self._idle.clear()
+        self._inbox.put(lambda: self._add(requests, prompt))
+        finished = False
+        try:
+            while not finished:
+                await mailbox.arrived.wait()
+                mailbox.arrived.clear()
+                while mailbox.items:
+                    output = mailbox.items.popleft()
+                    finished = output.finished
+                    yield output
+                if not finished and self._failure is not None:
+                    raise self._dead()
+        finally:
+            del self._mailboxes[request_id]
+            if not self._mailboxes:
+                self._idle.set()
+            if not finished:
+                self.abort(request_id)
+
+    def abort(self, request_id: str) -> None:
+        """End a request by id and free its blocks within one step; unknown ids are ignored."""
+        self._inbox.put(lambda: self._abort(request_id))
+
+    def check_health(self) -> None:
+        """Check that the step loop lives and moves.
+
+        Raises:
+          EngineDeadError: if it died, was shut down, or one step takes longer than
+            `stall_seconds`.
+        """
+        if self._failure is not None:
+            raise self._dead()
+        if self._thread is None or not self._thread.is_alive() or self._stopping:
+            raise EngineDeadError("The engine is not running.")
+        started = self._step_started
+        if started is not None and time.monotonic() - started > self._stall_seconds:
+            raise EngineDeadError(
+                f"The engine has been in one step for more than {self._stall_seconds:.0f} seconds."
+            )
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Refuse new requests and wait until the present ones end, at most `timeout_seconds`."""
+        self._draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_seconds)
+        except TimeoutError:
+            logger.warning(
+                "Stopping with %d unfinished requests after %.0f s of draining.",
+                len(self._mailboxes),
+                timeout_seconds,
+            )
+
+    async def shutdown(self) -> None:
+        """Abort what is left, stop the thread and release the device's memory."""
+        if self._thread is None or self._stopping:
+            return
+        self._stopping = True
+        self._inbox.put(lambda: None)
+        await asyncio.to_thread(self._thread.join)
+        if self._failure is None:
+            self._failure = EngineDeadError("The engine was shut down.")
+        self._wake_everyone()
+
+    def _check_accepting(self, num_new: int) -> None:
+        self.check_health()
+        if self._draining:
+            raise EngineDeadError("The engine is shutting down and takes no new requests.")
+        limit = self.config.max_num_queued_reqs
+        if limit is None:
+            return
+        # What arrived since the last step has not been admitted yet; unless that step already
+        # left somebody waiting, it will run as far as there are sequences.
+        can_run = self._last_stats.num_running
+        if not self._last_stats.num_waiting:
+            can_run = StepLimits.of(self.config).max_num_seqs
+        present = sum(box.num_samples for box in self._mailboxes.values())
+        if present + num_new > can_run + limit:
+            raise QueueFullError(
+                f"{max(present - can_run, 0)} requests are waiting and "
+                f"max_num_queued_reqs={limit}; try again later."
+            )
+
+    def _dead(self) -> EngineDeadError:
+        if isinstance(self._failure, EngineDeadError):
+            return self._failure
+        return EngineDeadError(f"The engine has failed: {self._failure!r}.")
+
+    # Below this line everything runs on the engine thread, but for the two methods marked so.
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._take_inbox()
+                if self._stopping:
+                    break
+                if not self._engine.has_unfinished:
+                    continue
+                self._step_started = time.monotonic()
+                outputs, stats = self._engine.step()
+                self._step_started = None
+                self._hand_over(outputs, stats)
+        except BaseException as error:  # anything at all: no request may wait forever
+            logger.exception("The engine thread failed.")
+            self._failure = error
+        finally:
+            self._engine.close()
+            if self._failure is not None:
+                self._call_loop(self._wake_everyone)
+
+    def _take_inbox(self) -> None:
+        """Run the queued commands; wait for one if there is nothing else to do."""
+        if not self._engine.has_unfinished:
+            self._inbox.get()()
+        while True:
+            try:
+                command = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            command()
+
+    def _add(self, requests: Sequence[Request], prompt: str | None) -> None:
+        self._engine.add_processed(requests, prompt)
+
+    def _abort(self, request_id: str) -> None:
+        outputs = self._engine.abort([request_id])
+        if outputs:
+            self._hand_over(outputs, self._engine.take_stats())
+
+    def _hand_over(self, outputs: list[RequestOutput], stats: StepStats) -> None:
+        self._call_loop(lambda: self._deliver(outputs, stats))
+
+    def _call_loop(self, callback: Callable[[], None]) -> None:
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback)
+
+    def _deliver(self, outputs: list[RequestOutput], stats: StepStats) -> None:
+        """Sort a step's outputs into mailboxes (on the event loop)."""
+        self._last_stats = stats
+        for output in outputs:
+            mailbox = self._mailboxes.get(output.request_id)
+            if mailbox is not None:
+                mailbox.items.append(output)
+                mailbox.arrived.set()
+        for listener in self._listeners:
+            listener(stats)
+
+    def _wake_everyone(self) -> None:
+        """Let every consumer find out that the engine is gone (on the event loop)."""
+        for mailbox in self._mailboxes.values():
+            mailbox.arrived.set()

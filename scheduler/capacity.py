@@ -1,0 +1,87 @@
+"""From bytes of memory to blocks of KV cache, and what the log says about it; pure arithmetic."""
+
+import logging
+from dataclasses import dataclass
+
+from paged.kv_cache import KVCacheSpec
+from paged.scheduler.errors import CapacityError
+
+logger = logging.getLogger(__name__)
+
+GIB = 2**30
+# A CPU's memory is everybody's: without being asked for more, KV takes no more than this.
+_MAX_CPU_KV_BYTES = 4 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """What a device can give.
+
+    Attributes:
+      total_bytes, free_bytes: of the device, before the KV cache exists and after the weights do.
+      activation_bytes: peak of temporaries in the largest step.
+      shared_with_host: the device is the host itself (a CPU).
+    """
+
+    total_bytes: int
+    free_bytes: int
+    activation_bytes: int
+    shared_with_host: bool
+
+
+def available_kv_bytes(budget: MemoryBudget, utilization: float) -> int:
+    """Return the bytes that the KV cache may take.
+
+    On an accelerator the engine may use `utilization` of the whole device, weights included; on a
+    CPU it takes that share of what is free, at most 4 GiB.
+
+    Raises:
+      CapacityError: if nothing is left.
+    """
+    if budget.shared_with_host:
+        share = int(budget.free_bytes * utilization) - budget.activation_bytes
+        available = min(share, _MAX_CPU_KV_BYTES)
+    else:
+        used = budget.total_bytes - budget.free_bytes
+        available = int(budget.total_bytes * utilization) - used - budget.activation_bytes
+    if available <= 0:
+        raise CapacityError(
+            f"No available memory for the cache blocks: {budget.free_bytes / GIB:.2f} GiB are "
+            f"free, activations need {budget.activation_bytes / GIB:.2f} GiB and "
+            f"gpu_memory_utilization is {utilization}; raise it, free memory, or lower "
+            "max_num_batched_tokens."
+        )
+    return available
+
+
+def check_one_request_fits(spec: KVCacheSpec, num_blocks: int, max_model_len: int) -> None:
+    """Check that the pool can hold one request of full length beside the null block.
+
+    Preemption can free everything but the last running request, so this is what guarantees that
+    every admitted request ends.
+
+    Raises:
+      CapacityError: naming needed and available memory and the longest context that would fit.
+    """
+    usable = num_blocks - 1
+    needed = spec.blocks_for(max_model_len)
+    if needed <= usable:
+        return
+    longest = usable * spec.block_size
+    raise CapacityError(
+        f"One request of max_model_len={max_model_len} needs {needed} KV blocks "
+        f"({needed * spec.bytes_per_block / GIB:.2f} GiB) but only {max(usable, 0)} "
+        f"({max(usable, 0) * spec.bytes_per_block / GIB:.2f} GiB) are available; lower "
+        f"--max-model-len to {longest} or less, or give KV more memory "
+        "(--gpu-memory-utilization, --kv-cache-memory-bytes, --num-gpu-blocks-override)."
+    )
+
+
+def describe_capacity(spec: KVCacheSpec, num_blocks: int, max_model_len: int) -> str:
+    """Return the line that operators grep for: cache size in tokens and maximum concurrency."""
+    concurrency = num_blocks / spec.blocks_for(max_model_len)
+    tokens = int(concurrency * max_model_len)
+    return (
+        f"GPU KV cache size: {tokens:,} tokens, "
+        f"Maximum concurrency for {max_model_len:,} tokens per request: {concurrency:.2f}x"
+    )

@@ -1,0 +1,234 @@
+"""`Engine`: the synchronous core that joins scheduler, runner and detokenisers."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from paged.models.tokenizer import Tokenizer
+from paged.scheduler.admission import InputProcessor
+from paged.scheduler.detokenizer import IncrementalDetokenizer
+from paged.scheduler.logprobs import LogprobsBuilder
+from paged.scheduler.output import (
+    CompletionOutput,
+    FinishReason,
+    PositionLogprobs,
+    RequestOutput,
+    StepStats,
+)
+from paged.scheduler.params import SamplingParams
+from paged.scheduler.request import Request
+from paged.scheduler.runner import Runner
+from paged.scheduler.scheduler import RequestUpdate, Scheduler
+from paged.scheduler.stats import StatsBuilder
+
+
+@dataclass(slots=True)
+class _Sample:
+    """What the engine keeps for one unfinished sample beside its request."""
+
+    request: Request
+    prompt: str | None
+    detokenizer: IncrementalDetokenizer
+    logprobs: LogprobsBuilder | None
+
+
+class Engine:
+    """Adds requests, runs steps, returns what each step produced.
+
+    Not thread-safe: one thread owns it (`AsyncEngine` does so for a server).
+
+    Args:
+      scheduler: policy over the block pool.
+      runner: runs scheduled steps; owned, closed by `close`.
+      tokenizer: of the model.
+      processor: checks and expands user requests.
+      clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        processor: InputProcessor,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.tokenizer = tokenizer
+        self.processor = processor
+        self._runner = runner
+        self._clock = clock
+        self._samples: dict[str, _Sample] = {}
+        self._unfinished_of: dict[str, set[str]] = {}
+        self._stats = StatsBuilder()
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request is waiting or running."""
+        return bool(self._samples)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Samples that are waiting or running."""
+        return len(self._samples)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Check a user request and queue its samples.
+
+        Args:
+          request_id: unique among unfinished requests.
+          prompt_token_ids: ids of the prompt.
+          params: sampling parameters.
+          prompt: the prompt's text, handed back in the outputs.
+          cache_salt: prefix-cache isolation.
+
+        Raises:
+          ParameterError: for what cannot be served (see `InputProcessor.process`).
+          ValueError: if the id belongs to an unfinished request.
+        """
+        requests = self.processor.process(
+            request_id, prompt_token_ids, params, cache_salt=cache_salt
+        )
+        self.add_processed(requests, prompt)
+
+    def add_processed(self, requests: Sequence[Request], prompt: str | None = None) -> None:
+        """Queue the samples of one user request that `processor` has already checked."""
+        parent_id = requests[0].parent_id
+        if parent_id in self._unfinished_of:
+            raise ValueError(f"Request {parent_id!r} is not finished yet; use another request_id.")
+        self._unfinished_of[parent_id] = {request.request_id for request in requests}
+        for request in requests:
+            params = request.params
+            detokenizer = IncrementalDetokenizer(
+                self.tokenizer,
+                request.prompt_token_ids,
+                skip_special_tokens=params.skip_special_tokens,
+                stop_strings=params.stop_strings,
+                include_stop_str=params.include_stop_str_in_output,
+                min_tokens=params.min_tokens,
+            )
+            builder = None
+            if params.logprobs is not None:
+                builder = LogprobsBuilder(self.tokenizer, request.prompt_token_ids, params.logprobs)
+            self._samples[request.request_id] = _Sample(request, prompt, detokenizer, builder)
+            self.scheduler.add(request)
+
+    def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """End user requests by id and free their blocks; unknown ids are ignored.
+
+        Returns:
+          One last output per aborted request, with finish reason "abort".
+        """
+        outputs = []
+        for parent_id in request_ids:
+            children = sorted(self._unfinished_of.get(parent_id, ()))
+            for child_id in children:
+                sample = self._samples[child_id]
+                self.scheduler.finish(sample.request, FinishReason.ABORT)
+                outputs.append(self._close(sample, sample.detokenizer.take_text(finished=True)))
+        return outputs
+
+    def step(self) -> tuple[list[RequestOutput], StepStats]:
+        """Run one step: schedule, execute, update.
+
+        Returns:
+          Deltas of the samples that advanced, and what the step did.
+        """
+        started = self._clock()
+        scheduled = self.scheduler.schedule()
+        outputs: list[RequestOutput] = []
+        updates: list[RequestUpdate] = []
+        if scheduled.scheduled:
+            result = self._runner.execute(scheduled).result()
+            updates = self.scheduler.update(scheduled, result)
+            self._stats.on_step(scheduled, updates)
+            for update in updates:
+                row_logprobs = None
+                sample = self._samples[update.request.request_id]
+                if sample.logprobs is not None and result.logprobs is not None:
+                    row_logprobs = sample.logprobs.build(
+                        update.new_token_ids, result.logprobs, update.row
+                    )
+                outputs.append(self._advance(sample, update, row_logprobs))
+        return outputs, self.take_stats(step_seconds=self._clock() - started)
+
+    def take_stats(self, *, step_seconds: float = 0.0) -> StepStats:
+        """Return what happened since the last call (`step` does so itself)."""
+        return self._stats.take(self.scheduler, step_seconds=step_seconds)
+
+    def close(self) -> None:
+        """Abort everything and release the device's memory."""
+        self.abort(list(self._unfinished_of))
+        self._runner.close()
+
+    def _advance(
+        self, sample: _Sample, update: RequestUpdate, logprobs: tuple[PositionLogprobs, ...] | None
+    ) -> RequestOutput:
+        """Turn one sample's new tokens into a delta, looking for stop strings on the way."""
+        request = sample.request
+        visible = update.new_token_ids
+        stopped_by_token = request.finish_reason is FinishReason.STOP
+        if stopped_by_token and not request.params.include_stop_str_in_output:
+            visible = visible[:-1]  # the stop token itself is no text
+        matched = sample.detokenizer.update(visible)
+        if matched is not None:
+            if request.is_finished:  # the step's token was also the last one allowed
+                request.finish_reason, request.stop_reason = FinishReason.STOP, matched
+            else:
+                self.scheduler.finish(request, FinishReason.STOP, matched)
+        text = sample.detokenizer.take_text(finished=request.is_finished)
+        if request.is_finished:
+            return self._close(sample, text, update.new_token_ids, logprobs)
+        return self._output(sample, text, update.new_token_ids, logprobs)
+
+    def _close(
+        self,
+        sample: _Sample,
+        text: str,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[PositionLogprobs, ...] | None = None,
+    ) -> RequestOutput:
+        """Forget a finished sample and return its last output."""
+        request = sample.request
+        del self._samples[request.request_id]
+        siblings = self._unfinished_of[request.parent_id]
+        siblings.discard(request.request_id)
+        if not siblings:
+            del self._unfinished_of[request.parent_id]
+        self._stats.on_finished(request, self._clock())
+        return self._output(sample, text, token_ids, logprobs)
+
+    def _output(
+        self,
+        sample: _Sample,
+        text: str,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[PositionLogprobs, ...] | None,
+    ) -> RequestOutput:
+        request = sample.request
+        reason = request.finish_reason
+        completion = CompletionOutput(
+            index=request.index,
+            text=text,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            finish_reason=None if reason is None else reason.value,
+            stop_reason=request.stop_reason,
+        )
+        return RequestOutput(
+            request_id=request.parent_id,
+            prompt=sample.prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=(completion,),
+            finished=request.parent_id not in self._unfinished_of,
+            num_cached_tokens=max(0, request.num_cached_tokens),
+        )

@@ -1,0 +1,261 @@
+"""`LLM`: offline generation over a list of prompts, with vLLM's names."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from paged.models.tokenizer import Tokenizer
+from paged.scheduler.config import EngineConfig
+from paged.scheduler.loading import load_engine
+from paged.scheduler.output import CompletionOutput, PositionLogprobs, RequestOutput
+from paged.scheduler.params import SamplingParams
+
+type Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or a mapping with "prompt" or "prompt_token_ids" (and "cache_salt")."""
+
+type Messages = Sequence[Mapping[str, Any]]
+"""A conversation: mappings with "role" and "content"."""
+
+
+class LLM:
+    """A model in this process.
+
+        with LLM("path/to/model", max_model_len=2048) as llm:
+            outputs = llm.generate(["The sky is"], SamplingParams(temperature=0))
+            print(outputs[0].outputs[0].text)
+
+    Args:
+      model: local directory, GGUF file or Hub id; None is the demo model, SmolLM2-135M-Instruct.
+      config: all settings at once, instead of `settings`.
+      progress: show progress bars while loading.
+      settings: fields of `EngineConfig` by name (`dtype`, `max_model_len`, `seed`, ...).
+
+    Raises:
+      CheckpointError, UnsupportedModelError, CapacityError: see `load_engine`.
+      TypeError: for an unknown setting.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+        progress: bool = True,
+        **settings: Any,
+    ) -> None:
+        if config is not None and settings:
+            raise TypeError(f"Pass config or settings, not both (got {', '.join(settings)}).")
+        self._loaded = load_engine(model, config or EngineConfig(**settings), progress=progress)
+        self._engine = self._loaded.engine
+        self._ids = itertools.count()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release parameters, KV cache and compiled programs."""
+        self._engine.close()
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the model's tokenizer."""
+        return self._engine.tokenizer
+
+    @property
+    def config(self) -> EngineConfig:
+        """Settings with every default resolved."""
+        return self._loaded.config
+
+    def default_sampling_params(self) -> SamplingParams:
+        """Return what `generate` uses when given none: the checkpoint's own sampling defaults."""
+        if self.config.generation_config == "vllm":
+            return SamplingParams()
+        return SamplingParams(**self._loaded.checkpoint.sampling_defaults)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Generate for each prompt; all run as one continuous batch.
+
+        Args:
+          prompts: one prompt or several.
+          sampling_params: one for all or one per prompt; None takes the checkpoint's defaults.
+          use_tqdm: show a progress bar.
+
+        Returns:
+          One finished output per prompt, in order.
+
+        Raises:
+          ParameterError: for a prompt or parameters that cannot be served; nothing is generated.
+          ValueError: if there are not as many parameters as prompts.
+        """
+        several = [prompts] if _is_one_prompt(prompts) else list(prompts)
+        params = self._params_for(len(several), sampling_params)
+        ids: list[str] = []
+        texts: dict[str, str | None] = {}
+        try:
+            for prompt, prompt_params in zip(several, params, strict=True):
+                request_id = str(next(self._ids))
+                text, token_ids, cache_salt = self._parse_prompt(prompt)
+                self._engine.add_request(
+                    request_id, token_ids, prompt_params, prompt=text, cache_salt=cache_salt
+                )
+                ids.append(request_id)
+                texts[request_id] = text
+            return self._run(ids, use_tqdm=use_tqdm)
+        finally:
+            self._engine.abort(ids)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate the next message of one conversation or several.
+
+        Args:
+          messages: one conversation or a list of them.
+          sampling_params, use_tqdm: as in `generate`.
+          add_generation_prompt: open the assistant's turn.
+          continue_final_message: continue the last message instead of answering it.
+          tools: tool descriptions for the template.
+          chat_template_kwargs: further variables of the template.
+
+        Raises:
+          ChatTemplateError: if the template refuses the conversation.
+          ValueError: if the model has no chat template.
+        """
+        template = self._loaded.checkpoint.chat_template
+        if template is None:
+            raise ValueError(
+                f"{self._loaded.checkpoint.name} has no chat template; use generate() instead."
+            )
+        conversations = [messages] if _is_one_conversation(messages) else list(messages)
+        prompts: list[Prompt] = []
+        for conversation in conversations:
+            text = template.render(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                **(chat_template_kwargs or {}),
+            )
+            token_ids = self._engine.tokenizer.encode(text, add_special_tokens=False)
+            prompts.append({"prompt": text, "prompt_token_ids": token_ids})
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def _params_for(
+        self, count: int, given: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[SamplingParams]:
+        if given is None:
+            given = self.default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [given] * count
+        if len(given) != count:
+            raise ValueError(f"Got {len(given)} sampling_params for {count} prompts.")
+        return list(given)
+
+    def _parse_prompt(self, prompt: Prompt) -> tuple[str | None, Sequence[int], str | None]:
+        """Return text (if known), token ids and cache salt of a prompt."""
+        if isinstance(prompt, str):
+            return prompt, self._engine.tokenizer.encode(prompt), None
+        if isinstance(prompt, Mapping):
+            text = prompt.get("prompt")
+            token_ids = prompt.get("prompt_token_ids")
+            if token_ids is None:
+                if text is None:
+                    raise ValueError('A prompt mapping needs "prompt" or "prompt_token_ids".')
+                token_ids = self._engine.tokenizer.encode(text)
+            return text, token_ids, prompt.get("cache_salt")
+        return None, prompt, None
+
+    def _run(self, ids: Sequence[str], *, use_tqdm: bool) -> list[RequestOutput]:
+        """Step until the given requests have ended; return their joined outputs."""
+        joined = {request_id: _Joiner() for request_id in ids}
+        remaining = set(ids)
+        with tqdm(total=len(ids), desc="Generating", unit="prompt", disable=not use_tqdm) as bar:
+            while remaining:
+                outputs, _ = self._engine.step()
+                for output in outputs:
+                    joined[output.request_id].add(output)
+                    if output.finished:
+                        remaining.discard(output.request_id)
+                        bar.update()
+        return [joined[request_id].whole() for request_id in ids]
+
+
+class _Joiner:
+    """Joins the deltas of one request."""
+
+    def __init__(self) -> None:
+        self._deltas: dict[int, list[CompletionOutput]] = {}
+        self._last: RequestOutput | None = None
+        self._num_cached_tokens: int | None = None
+
+    def add(self, output: RequestOutput) -> None:
+        if self._num_cached_tokens is None:
+            self._num_cached_tokens = output.num_cached_tokens
+        self._last = output
+        for delta in output.outputs:
+            self._deltas.setdefault(delta.index, []).append(delta)
+
+    def whole(self) -> RequestOutput:
+        """Return the joined output."""
+        assert self._last is not None
+        outputs = tuple(_join(index, deltas) for index, deltas in sorted(self._deltas.items()))
+        return RequestOutput(
+            request_id=self._last.request_id,
+            prompt=self._last.prompt,
+            prompt_token_ids=self._last.prompt_token_ids,
+            outputs=outputs,
+            finished=self._last.finished,
+            num_cached_tokens=self._num_cached_tokens or 0,
+        )
+
+
+def _join(index: int, deltas: Sequence[CompletionOutput]) -> CompletionOutput:
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    cumulative: float | None = None
+    if any(delta.logprobs is not None for delta in deltas):
+        logprobs = tuple(p for delta in deltas for p in delta.logprobs or ())
+        # The sampled token comes first in every position.
+        cumulative = sum(next(iter(position.values())).logprob for position in logprobs)
+    return CompletionOutput(
+        index=index,
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(i for delta in deltas for i in delta.token_ids),
+        logprobs=logprobs,
+        finish_reason=deltas[-1].finish_reason,
+        stop_reason=deltas[-1].stop_reason,
+        cumulative_logprob=cumulative,
+    )
+
+
+def _is_one_prompt(prompts: Any) -> bool:
+    if isinstance(prompts, str | Mapping):
+        return True
+    return bool(prompts) and all(isinstance(item, int) for item in prompts)
+
+
+def _is_one_conversation(messages: Any) -> bool:
+    return bool(messages) and isinstance(messages[0], Mapping)

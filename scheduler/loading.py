@@ -1,0 +1,239 @@
+"""`load_engine`: from a model's name and settings to an engine whose steps are all compiled."""
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import jax
+
+from paged.backends import device_memory, resolve_backend
+from paged.kv_cache import KVCacheSpec, allocate_kv_cache
+from paged.models.checkpoint import Checkpoint, open_checkpoint
+from paged.models.compilation import persistent_cache
+from paged.models.config import ModelConfig
+from paged.models.forward import abstract_model
+from paged.models.weights import load_params, resolve_dtype
+from paged.scheduler.admission import InputProcessor
+from paged.scheduler.block_pool import BlockPool
+from paged.scheduler.buckets import BucketTable
+from paged.scheduler.capacity import (
+    GIB,
+    MemoryBudget,
+    available_kv_bytes,
+    check_one_request_fits,
+    describe_capacity,
+)
+from paged.scheduler.config import EngineConfig, StepLimits
+from paged.scheduler.engine import Engine
+from paged.scheduler.runner import ModelRunner
+from paged.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+# Defaults by platform, as the reference chooses them: (sequences, tokens of a step).
+_CPU_LIMITS = (128, 2048)
+_SMALL_GPU_LIMITS = (256, 2048)
+_LARGE_GPU_LIMITS = (1024, 8192)
+_LARGE_GPU_BYTES = 70 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine and what it was made from.
+
+    Attributes:
+      engine: ready to step.
+      checkpoint: the model's files.
+      config: settings with every default resolved.
+      max_model_len: longest prompt plus output, tokens.
+      cache_info: settings of the KV cache as text.
+      startup_seconds: wall time of each phase of loading, in order.
+    """
+
+    engine: Engine
+    checkpoint: Checkpoint
+    config: EngineConfig
+    max_model_len: int
+    cache_info: Mapping[str, str]
+    startup_seconds: Mapping[str, float]
+
+
+def load_engine(
+    model: str | None,
+    config: EngineConfig,
+    *,
+    progress: bool = True,
+    revision: str | None = None,
+    token: str | None = None,
+) -> LoadedEngine:
+    """Load a checkpoint, size and allocate its KV cache and compile every step.
+
+    Args:
+      model: local directory, GGUF file or Hub id; None is the demo model.
+      config: settings.
+      progress: show progress bars on standard error.
+      revision, token: for a model on the Hub.
+
+    Raises:
+      CheckpointError: the files are missing or broken.
+      UnsupportedModelError: the architecture, or a feature of it, is not implemented.
+      CapacityError: the KV cache would be too small for one request.
+      ValueError: a setting contradicts the model.
+    """
+    phases: dict[str, float] = {}
+    with _phase(phases, "open checkpoint"):
+        checkpoint = open_checkpoint(model, revision=revision, token=token)
+        model_config = checkpoint.model_config
+        config = resolve_config(config, model_config)
+        tokenizer = checkpoint.tokenizer
+    limits = StepLimits.of(config)
+    logger.info("Starting to load model %s (%s).", checkpoint.name, model_config.architecture)
+    graphdef, _ = abstract_model(
+        model_config, dtype=config.dtype, attention_backend=config.attention_backend
+    )
+    with _phase(phases, "load weights"), contextlib.closing(checkpoint.open_source()) as source:
+        params = load_params(model_config, source, dtype=config.dtype, progress=progress)
+    spec = KVCacheSpec(
+        num_layers=model_config.num_layers,
+        num_kv_heads=model_config.num_kv_heads,
+        head_dim=model_config.head_dim,
+        block_size=config.block_size,
+        dtype=config.kv_cache_dtype,
+    )
+    num_blocks = size_kv_cache(spec, config, model_config)
+    check_one_request_fits(spec, num_blocks, limits.max_model_len)
+    logger.info("%s", describe_capacity(spec, num_blocks, limits.max_model_len))
+    with _phase(phases, "allocate KV cache"):
+        kv_cache = allocate_kv_cache(spec, num_blocks)
+    runner = ModelRunner(
+        graphdef,
+        params,
+        kv_cache,
+        max_blocks_per_seq=spec.blocks_for(limits.max_model_len),
+        vocab_size=model_config.vocab_size,
+    )
+    table = BucketTable(limits.max_num_seqs, limits.max_num_batched_tokens)
+    with _phase(phases, "compile steps"), persistent_cache(config.compilation_cache_dir):
+        runner.warmup(table, progress=progress)
+    logger.info(
+        "Ready in %.1f s: %s.",
+        sum(phases.values()),
+        ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items()),
+    )
+    pool = BlockPool(num_blocks, config.block_size, config.enable_prefix_caching)
+    scheduler = Scheduler(
+        pool=pool,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+    )
+    processor = InputProcessor(
+        tokenizer,
+        vocab_size=model_config.vocab_size,
+        max_model_len=limits.max_model_len,
+        eos_token_ids=checkpoint.eos_token_ids,
+        seed=config.seed,
+    )
+    engine = Engine(scheduler=scheduler, runner=runner, tokenizer=tokenizer, processor=processor)
+    return LoadedEngine(
+        engine=engine,
+        checkpoint=checkpoint,
+        config=config,
+        max_model_len=limits.max_model_len,
+        cache_info=_cache_info(config, num_blocks),
+        startup_seconds=phases,
+    )
+
+
+def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
+    """Return `config` with every default filled in for this model and device.
+
+    Raises:
+      ValueError: if `max_model_len` exceeds what the model was made for.
+    """
+    longest = model.max_position_embeddings
+    max_model_len = config.max_model_len or longest
+    if max_model_len > longest:
+        raise ValueError(
+            f"max_model_len={max_model_len} exceeds the {longest} positions the model was made "
+            "for; lower it."
+        )
+    platform = jax.default_backend()
+    default_seqs, default_tokens = _default_limits(platform)
+    max_num_seqs = config.max_num_seqs
+    max_num_batched_tokens = config.max_num_batched_tokens
+    if max_num_batched_tokens is None:
+        max_num_batched_tokens = max(default_tokens, max_num_seqs or 0)
+    if max_num_seqs is None:
+        max_num_seqs = min(default_seqs, max_num_batched_tokens)
+    dtype = resolve_dtype(config.dtype, model)
+    return dataclasses.replace(
+        config,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        dtype=dtype,
+        kv_cache_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+        attention_backend=resolve_backend(config.attention_backend, platform),
+    )
+
+
+def size_kv_cache(spec: KVCacheSpec, config: EngineConfig, model: ModelConfig) -> int:
+    """Return the number of KV blocks, the null block included."""
+    if config.num_gpu_blocks_override is not None:
+        return config.num_gpu_blocks_override
+    if config.kv_cache_memory_bytes is not None:
+        return spec.blocks_that_fit(config.kv_cache_memory_bytes)
+    memory = device_memory()
+    budget = MemoryBudget(
+        total_bytes=memory.total_bytes,
+        free_bytes=memory.free_bytes,
+        activation_bytes=activation_bytes(config, model),
+        shared_with_host=jax.default_backend() == "cpu",
+    )
+    available = available_kv_bytes(budget, config.gpu_memory_utilization)
+    logger.info("Available KV cache memory: %.2f GiB", available / GIB)
+    return spec.blocks_that_fit(available)
+
+
+def activation_bytes(config: EngineConfig, model: ModelConfig) -> int:
+    """Return an upper bound on the temporaries of the largest step.
+
+    The widest moments are the MLP (gate, up and their product for every token) and the head
+    (float32 logits of every sequence, a few copies of them while sampling); both are counted,
+    although they are never alive together.
+    """
+    limits = StepLimits.of(config)
+    mlp_bytes = limits.max_num_batched_tokens * (3 * model.intermediate_size) * 4
+    residual_bytes = limits.max_num_batched_tokens * (6 * model.hidden_size) * 4
+    logits_bytes = limits.max_num_seqs * model.vocab_size * 4 * 4
+    return mlp_bytes + residual_bytes + logits_bytes
+
+
+def _default_limits(platform: str) -> tuple[int, int]:
+    if platform == "cpu":
+        return _CPU_LIMITS
+    is_large = device_memory().total_bytes >= _LARGE_GPU_BYTES
+    kind = jax.devices()[0].device_kind.lower()
+    return _LARGE_GPU_LIMITS if is_large and "a100" not in kind else _SMALL_GPU_LIMITS
+
+
+def _cache_info(config: EngineConfig, num_blocks: int) -> dict[str, str]:
+    return {
+        "block_size": str(config.block_size),
+        "cache_dtype": config.kv_cache_dtype,
+        "enable_prefix_caching": str(config.enable_prefix_caching),
+        "gpu_memory_utilization": str(config.gpu_memory_utilization),
+        "num_gpu_blocks": str(num_blocks),
+        "num_gpu_blocks_override": str(config.num_gpu_blocks_override),
+    }
+
+
+@contextlib.contextmanager
+def _phase(phases: dict[str, float], name: str) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    phases[name] = time.monotonic() - started

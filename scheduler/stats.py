@@ -1,0 +1,87 @@
+"""`StatsBuilder`: collects what happened between two steps into one `StepStats`."""
+
+from collections.abc import Sequence
+
+from paged.scheduler.output import FinishedRequestStats, SchedulerOutput, StepStats
+from paged.scheduler.request import Request
+from paged.scheduler.scheduler import RequestUpdate, Scheduler
+
+
+class StatsBuilder:
+    """Accumulates one step's figures; `take` hands them out and starts anew."""
+
+    def __init__(self) -> None:
+        self._finished: list[FinishedRequestStats] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self._num_tokens = 0
+        self._num_generated = 0
+        self._num_prompt = 0
+        self._num_cached = 0
+        self._num_preempted = 0
+        self._ttft: list[float] = []
+        self._itl: list[float] = []
+        self._finished = []
+
+    def on_step(self, scheduled: SchedulerOutput, updates: Sequence[RequestUpdate]) -> None:
+        """Record one executed step and the tokens it gave."""
+        self._num_tokens = scheduled.num_tokens
+        self._num_preempted = len(scheduled.preempted)
+        for update in updates:
+            request = update.request
+            self._num_generated += len(update.new_token_ids)
+            if update.is_first_token:
+                self._ttft.append(request.first_token_time - request.arrival_time)
+                self._num_prompt += request.num_prompt_tokens
+                self._num_cached += request.num_cached_tokens
+            else:
+                self._itl.append(update.seconds_since_last_token)
+
+    def on_finished(self, request: Request, now: float) -> None:
+        """Record the end of a sample at `now` (monotonic seconds)."""
+        first, last = request.first_token_time, request.last_token_time
+        scheduled = request.scheduled_time
+        assert request.finish_reason is not None
+        self._finished.append(
+            FinishedRequestStats(
+                finish_reason=request.finish_reason.value,
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_generation_tokens=len(request.output_token_ids),
+                max_tokens=request.max_tokens,
+                n=request.num_samples,
+                e2e_seconds=now - request.arrival_time,
+                queue_seconds=_span(request.queued_time, scheduled),
+                prefill_seconds=_span(scheduled, first),
+                decode_seconds=_span(first, last),
+                inference_seconds=_span(scheduled, last),
+                num_preemptions=request.num_preemptions,
+            )
+        )
+
+    def take(self, scheduler: Scheduler, *, step_seconds: float) -> StepStats:
+        """Return the step's figures, with the scheduler's state after it."""
+        queries, hits = scheduler.take_prefix_stats()
+        stats = StepStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            kv_cache_usage=scheduler.kv_cache_usage,
+            num_tokens=self._num_tokens,
+            num_prompt_tokens=self._num_prompt,
+            num_cached_prompt_tokens=self._num_cached,
+            num_generation_tokens=self._num_generated,
+            prefix_queries=queries,
+            prefix_hits=hits,
+            num_preempted=self._num_preempted,
+            ttft_seconds=tuple(self._ttft),
+            itl_seconds=tuple(self._itl),
+            finished=tuple(self._finished),
+            step_seconds=step_seconds,
+        )
+        self._reset()
+        return stats
+
+
+def _span(start: float, end: float) -> float:
+    """Return end - start, or 0 if either moment was never reached."""
+    return max(0.0, end - start) if start and end else 0.0

@@ -1,0 +1,55 @@
+"""API keys: every route is closed unless it is listed here, so that a new one cannot be forgotten."""
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+from aiohttp import web
+
+from paged.server.errors import ApiError, Handler, Middleware
+
+PROBES = frozenset({"/health", "/ping"})
+"""Paths that load balancers ask without a key."""
+
+
+def auth_middleware(api_keys: Iterable[str], *, metrics_require_key: bool = False) -> Middleware:
+    """Return the middleware that asks for `Authorization: Bearer <key>`.
+
+    Unknown paths are closed too, so a stranger cannot even learn which routes exist. Without keys
+    everything is open.
+    """
+    digests = [_digest(key.encode()) for key in api_keys]
+    public = PROBES if metrics_require_key else PROBES | {"/metrics"}
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        # The undecoded path: what the router matches is what is compared.
+        if not digests or request.rel_url.raw_path in public:
+            return await handler(request)
+        if not _is_known(_bearer_token(request), digests):
+            raise ApiError(
+                "Missing or wrong API key; send the header 'Authorization: Bearer <key>'.",
+                status=401,
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return await handler(request)
+
+    return middleware
+
+
+def _bearer_token(request: web.Request) -> bytes:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        return b""
+    return token.strip().encode("utf-8", "surrogateescape")
+
+
+def _is_known(token: bytes, digests: list[bytes]) -> bool:
+    # All keys are compared, by digest: neither position nor length of a match shows in the time.
+    digest = _digest(token)
+    matches = [hmac.compare_digest(digest, known) for known in digests]
+    return any(matches)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()

@@ -1,0 +1,222 @@
+"""Requests as typed structs, decoded from JSON with errors that name the field.
+
+Only shape is checked here: types, lengths and required fields. What values mean is decided by
+`sampling.py` and `prompts.py`; what this version cannot do is refused by `unsupported.py`.
+Unknown fields are ignored, as OpenAI-compatible servers do.
+"""
+
+import re
+from functools import cache
+from typing import Annotated, Any, Literal
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta, Struct
+
+from paged.server.errors import SCHEMA_ERROR, ApiError
+
+# Bounds of lists and strings that would otherwise be limited by the size of the body alone and
+# then be walked in Python on the event loop.
+type ShortText = Annotated[str, Meta(max_length=4096)]
+type StopStrings = ShortText | Annotated[list[ShortText], Meta(max_length=4)]
+type TokenIds = Annotated[list[int], Meta(max_length=1024)]
+type LogitBias = Annotated[dict[str, float], Meta(max_length=1024)]
+type BadWords = Annotated[list[ShortText], Meta(max_length=128)]
+type JsonObject = dict[str, Any]
+
+
+class StreamOptions(Struct, kw_only=True):
+    """`stream_options` of a streaming request."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(Struct, kw_only=True):
+    """Fields that both generation endpoints share; None is "not sent" wherever both are possible."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: StopStrings | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    logit_bias: LogitBias | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: BadWords | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    echo: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    request_id: Annotated[str, Meta(max_length=256)] | None = None
+    priority: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    # Known to the reference, refused by `unsupported.py` unless neutral.
+    response_format: JsonObject | None = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    prompt_logprobs: int | bool | None = None
+    logprob_token_ids: Any = None
+    use_beam_search: bool | None = None
+    repetition_detection: Any = None
+    thinking_token_budget: int | None = None
+    kv_transfer_params: Any = None
+    vllm_xargs: Any = None
+    stream_interval: int | None = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """Body of POST /v1/completions."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    add_special_tokens: bool = True
+    suffix: str | None = None
+    prompt_embeds: Any = None
+
+
+class ContentPart(Struct, kw_only=True):
+    """One part of a message; only text can be served."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(Struct, kw_only=True):
+    """One message of a conversation."""
+
+    role: str
+    content: str | list[ContentPart | str] | None = None
+    name: str | None = None
+    tool_calls: list[JsonObject] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatCompletionRequest(GenerationRequest, kw_only=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    return_prompt_text: bool | None = None
+
+    # How the conversation becomes a prompt.
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+    documents: list[JsonObject] | None = None
+    reasoning_effort: (
+        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None
+    ) = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
+
+    mm_processor_kwargs: Any = None
+    media_io_kwargs: Any = None
+
+
+class TokenizeTextRequest(Struct, kw_only=True):
+    """Body of POST /tokenize with a text."""
+
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatRequest(ChatCompletionRequest, kw_only=True):
+    """Body of POST /tokenize with a conversation: what the chat endpoint would prefill."""
+
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """Body of POST /detokenize."""
+
+    tokens: list[Annotated[int, Meta(ge=0)]]
+    model: str | None = None
+
+
+async def read_json(request: web.Request) -> bytes:
+    """Return the body of a JSON request.
+
+    Raises: ApiError if the media type is not JSON (400) or the body exceeds the limit (413).
+    """
+    if request.content_type.lower() != "application/json":
+        raise ApiError(
+            "Unsupported Media Type: Only 'application/json' is allowed", type=SCHEMA_ERROR
+        )
+    limit = request.client_max_size
+    if request.content_length is not None and request.content_length > limit:
+        # Refused by its header: nothing of it need be kept in memory.
+        raise web.HTTPRequestEntityTooLarge(
+            max_size=limit, actual_size=request.content_length
+        )
+    return await request.read()
+
+
+def decode_body[T](raw: bytes, kind: type[T]) -> T:
+    """Return the request of type `kind` that a JSON body holds.
+
+    Raises: ApiError with the dotted path of the field, such as "body.messages.0.role".
+    """
+    try:
+        raw.decode()  # also where fields are skipped, which the decoder does not look into
+        return _decoder(kind).decode(raw)
+    except UnicodeDecodeError as error:
+        raise _malformed(f"invalid UTF-8 at byte {error.start}", f"body.{error.start}") from None
+    except msgspec.ValidationError as error:
+        raise _schema_error(str(error)) from None
+    except msgspec.DecodeError as error:
+        position = re.search(r"\(byte (\d+)\)", str(error))
+        where = position[1] if position else str(len(raw))
+        raise _malformed(str(error), f"body.{where}") from None
+    except RecursionError:
+        raise _malformed("nested too deeply", "body") from None
+
+
+@cache
+def _decoder[T](kind: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(kind)
+
+
+def _malformed(reason: str, where: str) -> ApiError:
+    return ApiError(
+        f"The request body is not valid JSON: {reason}.", type=SCHEMA_ERROR, param=where
+    )
+
+
+def _schema_error(text: str) -> ApiError:
+    """Turn "Expected `int`, got `str` - at `$.stop[0]`" into an error naming "stop.0"."""
+    reason, _, path = text.partition(" - at `$")
+    names = re.findall(r"[^.\[\]`]+", path.rstrip("`").replace("[...]", ""))
+    missing = re.fullmatch(r"Object missing required field `(\w+)`", reason)
+    if missing:
+        names.append(missing[1])
+        reason = "Field required"
+    field = ".".join(names)
+    message = f"{field}: {reason}." if field else f"The request body is wrong: {reason}."
+    return ApiError(message, type=SCHEMA_ERROR, param=".".join(["body", *names]))

@@ -1,0 +1,88 @@
+"""The host writes and the compiled step reads the same fields."""
+
+import jax
+import numpy as np
+import pytest
+
+from paged.models.packing import SAMPLING_COLUMNS, BatchLayout, sampling_row
+
+LAYOUT = BatchLayout(
+    num_tokens=8, num_seqs=3, max_blocks_per_seq=5, max_logit_edits=4, vocab_size=99
+)
+
+
+def test_fields_written_on_the_host_arrive_in_the_step():
+    packed = LAYOUT.empty()
+    views = LAYOUT.views(packed)
+    expected = {}
+    for number, name in enumerate(("token_ids", "positions", "slot_mapping", "block_tables")):
+        values = np.arange(views[name].size, dtype=np.int32).reshape(views[name].shape)
+        expected[name] = values + 1000 * (number + 1)
+        views[name][:] = expected[name]
+    for number, name in enumerate(("seq_lens", "query_start_loc", "logits_indices")):
+        expected[name] = np.arange(views[name].size, dtype=np.int32) + 50 * (number + 1)
+        views[name][:] = expected[name]
+
+    forward, _ = jax.jit(LAYOUT.unpack)(packed)
+
+    np.testing.assert_array_equal(forward.token_ids, expected["token_ids"])
+    np.testing.assert_array_equal(forward.positions, expected["positions"])
+    np.testing.assert_array_equal(forward.logits_indices, expected["logits_indices"])
+    for name in ("slot_mapping", "block_tables", "seq_lens", "query_start_loc"):
+        np.testing.assert_array_equal(getattr(forward.attention, name), expected[name])
+
+
+def test_sampling_parameters_survive_the_trip_bit_by_bit():
+    packed = LAYOUT.empty()
+    views = LAYOUT.views(packed)
+    views["sampling"][1] = sampling_row(
+        temperature=0.7,
+        top_p=0.9,
+        min_p=0.05,
+        presence_penalty=-1.5,
+        frequency_penalty=0.25,
+        repetition_penalty=1.1,
+        top_k=40,
+        seed=0xDEADBEEF_00C0FFEE,
+        num_prompt_tokens=17,
+        only_edits=True,
+    )
+    views["edit_ids"][1, 0] = 7
+    views["edit_values"][1, 0] = np.array([-np.inf], np.float32).view(np.int32)[0]
+
+    _, sampling = jax.jit(LAYOUT.unpack)(packed)
+
+    for name, value in (
+        ("temperature", 0.7),
+        ("top_p", 0.9),
+        ("min_p", 0.05),
+        ("presence_penalty", -1.5),
+        ("frequency_penalty", 0.25),
+        ("repetition_penalty", 1.1),
+    ):
+        assert getattr(sampling, name)[1] == np.float32(value)
+    assert sampling.top_k[1] == 40
+    assert sampling.num_prompt_tokens[1] == 17
+    assert sampling.only_edits.tolist() == [0, 1, 0]
+    assert [hex(word) for word in sampling.seeds[1].tolist()] == ["0xdeadbeef", "0xc0ffee"]
+    assert sampling.edit_ids[1].tolist() == [7, 99, 99, 99]
+    assert sampling.edit_values[1, 0] == -np.inf
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63), 2**64 + 5])
+def test_seed_is_taken_modulo_64_bits(seed):
+    row = sampling_row(seed=seed)
+    high, low = (
+        int(np.uint32(row.view(np.uint32)[SAMPLING_COLUMNS.index(name)]))
+        for name in ("seed_high", "seed_low")
+    )
+    assert high << 32 | low == seed % 2**64
+
+
+def test_padding_is_greedy_and_edits_nothing():
+    _, sampling = LAYOUT.unpack(jax.numpy.asarray(LAYOUT.empty()))
+    assert not sampling.temperature.any()
+    assert (sampling.top_p == 1).all()
+    assert (sampling.repetition_penalty == 1).all()
+    assert (sampling.edit_ids == LAYOUT.vocab_size).all()
+    assert not sampling.wants_logprobs.any()

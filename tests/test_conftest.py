@@ -1,0 +1,54 @@
+"""The hygiene of `conftest.py`: under CI=true a test skipped for a missing tool is a failure."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+SKIPS = """
+import pytest
+
+def test_runs():
+    pass
+
+def test_tool():
+    pytest.skip("missing tool: nm")
+
+@pytest.mark.skipif(True, reason="missing tool: objdump")
+def test_mark():
+    pass
+
+def test_device():
+    pytest.skip("no CUDA device")
+"""
+MODULE = "import pytest\npytest.importorskip('no_such_module', reason='missing tool: it')"
+
+
+@pytest.mark.parametrize(
+    ("ci", "expected"),
+    [
+        (None, {"1 passed", "4 skipped"}),
+        ("false", {"1 passed", "4 skipped"}),
+        ("true", {"1 passed", "2 failed", "1 skipped", "1 error"}),
+    ],
+)
+def test_missing_tool_fails_only_in_ci(ci: str | None, expected: set[str], tmp_path: pathlib.Path):
+    shutil.copy(pathlib.Path(__file__).with_name("conftest.py"), tmp_path)
+    (tmp_path / "test_skips.py").write_text(SKIPS)
+    (tmp_path / "test_module.py").write_text(MODULE)
+    env = {name: value for name, value in os.environ.items() if name != "CI"}
+    env |= {"CI": ci} if ci else {}
+    # --rootdir: no pyproject.toml of the folders above applies.
+    flags = ["-q", "--color=no", "--continue-on-collection-errors", f"--rootdir={tmp_path}"]
+    plugins = ["-p", "no:asyncio", "-p", "no:aiohttp", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *flags, *plugins, "-c", os.devnull, str(tmp_path)]
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    summary = done.stdout.splitlines()[-1].rpartition(" in ")[0]
+    assert set(summary.split(", ")) == expected, done.stdout
+    if ci == "true":
+        assert "missing tool: nm: .ci/run must install it" in done.stdout
