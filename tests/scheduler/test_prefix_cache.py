@@ -248,13 +248,13 @@ class EverythingToTheEnd(FreeQueue):
     [
         (5033, 1, FreeQueue, [5024] * 4 + [1392] + [0] * 5),
         (5033, 1, EverythingToTheEnd, [5024] * 4 + [1280] + [0] * 5),
-        (5033, 16, FreeQueue, 21_360),
-        (5033, 64, FreeQueue, 20_976),
+        (5033, 16, FreeQueue, [5024] * 4 + [1264] + [0] * 5),
+        (5033, 64, FreeQueue, [5024] * 4 + [880] + [0] * 5),
         (5011, 1, FreeQueue, [5008] * 4 + [1456] + [0] * 5),
     ],
 )
 def test_cyclic_documents_hit_only_in_reversed_order(num_tokens, max_tokens, queue, reversed_hits):
-    """Ten documents in a cache for four: least-recently-used is worst in the same order."""
+    """Ten documents in a cache for four; sums 21,488, 21,376, 21,360, 20,976 and 21,488."""
     scheduler = make_scheduler(BlockPool(1345, BLOCK_SIZE, free_queue=queue(1345)))
     draw = random.Random(0)
     documents = [draw.choices(range(50_000), k=num_tokens) for _ in range(10)]
@@ -268,5 +268,4 @@ def test_cyclic_documents_hit_only_in_reversed_order(num_tokens, max_tokens, que
 
     assert sum(run_pass("first", range(10))) == 0
     assert sum(run_pass("second", range(10))) == 0
-    hits = run_pass("reversed", reversed(range(10)))
-    assert hits == reversed_hits if isinstance(reversed_hits, list) else sum(hits) == reversed_hits
+    assert run_pass("reversed", reversed(range(10))) == reversed_hits
