@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from paged.models.tokenizer import Tokenizer
 from paged.scheduler.admission import InputProcessor
@@ -11,15 +12,36 @@ from paged.scheduler.logprobs import LogprobsBuilder
 from paged.scheduler.output import (
     CompletionOutput,
     FinishReason,
+    ModelRunnerOutput,
     PositionLogprobs,
     RequestOutput,
+    SchedulerOutput,
     StepStats,
 )
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import Request
-from paged.scheduler.runner import Runner
 from paged.scheduler.scheduler import RequestUpdate, Scheduler
 from paged.scheduler.stats import StatsBuilder
+
+
+class PendingStep(Protocol):
+    """A step on its way; `result` waits for the device."""
+
+    def result(self) -> ModelRunnerOutput:
+        """Return the sampled tokens, waiting for them if need be."""
+        ...
+
+
+class Runner(Protocol):
+    """What the engine needs of a runner; tests hand in one without a model."""
+
+    def execute(self, output: SchedulerOutput) -> PendingStep:
+        """Start the step."""
+        ...
+
+    def close(self) -> None:
+        """Release the device's memory."""
+        ...
 
 
 @dataclass(slots=True)
@@ -57,7 +79,7 @@ class Engine:
         self.scheduler = scheduler
         self.tokenizer = tokenizer
         self.processor = processor
-        self._runner = runner
+        self.runner = runner
         self._clock = clock
         self._samples: dict[str, _Sample] = {}
         self._unfinished_of: dict[str, set[str]] = {}
@@ -148,7 +170,7 @@ class Engine:
         outputs: list[RequestOutput] = []
         updates: list[RequestUpdate] = []
         if scheduled.scheduled:
-            result = self._runner.execute(scheduled).result()
+            result = self.runner.execute(scheduled).result()
             updates = self.scheduler.update(scheduled, result)
             self._stats.on_step(scheduled, updates)
             for update in updates:
@@ -168,7 +190,7 @@ class Engine:
     def close(self) -> None:
         """Abort everything and release the device's memory."""
         self.abort(list(self._unfinished_of))
-        self._runner.close()
+        self.runner.close()
 
     def _advance(
         self, sample: _Sample, update: RequestUpdate, logprobs: tuple[PositionLogprobs, ...] | None

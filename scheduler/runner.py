@@ -3,7 +3,7 @@
 import concurrent.futures
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,26 +20,6 @@ from paged.scheduler.params import MAX_LOGIT_EDITS, MAX_LOGPROBS
 
 # XLA compiles without the interpreter lock; more threads than this only add peak memory.
 _COMPILE_THREADS = 2
-
-
-class PendingStep(Protocol):
-    """A step on its way; `result` waits for the device."""
-
-    def result(self) -> ModelRunnerOutput:
-        """Return the sampled tokens, waiting for them if need be."""
-        ...
-
-
-class Runner(Protocol):
-    """What the engine needs of a runner; tests hand in one without a model."""
-
-    def execute(self, output: SchedulerOutput) -> PendingStep:
-        """Start the step."""
-        ...
-
-    def close(self) -> None:
-        """Release the device's memory."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

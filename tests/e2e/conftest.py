@@ -1,0 +1,84 @@
+"""Real engines: the demo model in float32, and the tiny llama with its byte tokenizer."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paged.scheduler.block_pool import BlockPool
+from paged.scheduler.config import EngineConfig
+from paged.scheduler.engine import Engine
+from paged.scheduler.loading import LoadedEngine, load_engine
+from paged.scheduler.scheduler import Scheduler
+
+BLOCK_SIZE = 16
+
+
+@pytest.fixture(scope="session")
+def smollm_golden(data_dir: Path) -> dict:
+    return json.loads((data_dir / "golden" / "smollm2-135m-instruct.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def smollm(demo_model_path: Path) -> Iterator[LoadedEngine]:
+    """The demo model in float32, loaded and compiled once for all tests."""
+    config = EngineConfig(
+        dtype="float32",
+        max_model_len=1536,
+        max_num_seqs=16,
+        max_num_batched_tokens=512,
+        block_size=BLOCK_SIZE,
+        num_gpu_blocks_override=512,
+    )
+    loaded = load_engine(str(demo_model_path), config, progress=False)
+    yield loaded
+    loaded.engine.close()
+
+
+@pytest.fixture
+def make_engine(smollm: LoadedEngine) -> Callable[..., Engine]:
+    """Return engines that share the loaded runner but have a scheduler of their own."""
+
+    def make(
+        *, num_blocks: int = 512, token_budget: int = 512, enable_prefix_caching: bool = False
+    ) -> Engine:
+        pool = BlockPool(num_blocks, BLOCK_SIZE, enable_prefix_caching)
+        scheduler = Scheduler(
+            pool=pool, max_num_seqs=16, max_num_batched_tokens=token_budget, max_model_len=1536
+        )
+        shared = smollm.engine
+        return Engine(
+            scheduler=scheduler,
+            runner=shared.runner,
+            tokenizer=shared.tokenizer,
+            processor=shared.processor,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_model(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face directory of the tiny llama with the byte tokenizer."""
+    golden = data_dir / "golden" / "tiny"
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    for source in (golden / "llama", golden / "tokenizer"):
+        for file in source.iterdir():
+            if file.name != "expected.json":
+                shutil.copy(file, folder / file.name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> EngineConfig:
+    """Settings for the tiny llama: few small buckets, compiled in seconds."""
+    return EngineConfig(
+        dtype="float32",
+        max_model_len=256,
+        max_num_seqs=16,
+        max_num_batched_tokens=64,
+        block_size=8,
+        num_gpu_blocks_override=65,
+    )
