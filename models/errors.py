@@ -1,5 +1,5 @@
-"""`CheckpointError`: what is raised when a checkpoint cannot be found, fetched or read."""
+"""Errors of the models floor that are not about an architecture."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is missing, incomplete or damaged; the message is one line with a remedy."""
+    """A checkpoint is missing, damaged or does not fit its config; one line says what to do."""

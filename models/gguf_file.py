@@ -76,7 +76,7 @@ class GGUFFile:
             num_tensors, num_keys = _read_preamble(cursor)
             self.metadata = dict(_read_pair(cursor) for _ in range(num_keys))
             if (parts := self.metadata.get("split.count", 1)) > 1:
-                raise _BadFileError(f"is one of {parts} parts (join them: llama-gguf-split --merge)")
+                raise _BadFileError(f"is one of {parts} parts; llama-gguf-split --merge joins them")
             rows = [_read_tensor_row(cursor) for _ in range(num_tensors)]
             self.tensors = self._locate(rows, cursor.offset)
         except _BadFileError as error:

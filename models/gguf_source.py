@@ -6,19 +6,18 @@ the files were made from: without the rounding SmolLM2's logits move by up to 0.
 
 import math
 import re
+from pathlib import Path
 
 import gguf
 import ml_dtypes
 import numpy as np
 
 from paged.models.errors import CheckpointError
+from paged.models.gguf_config import ROPE_FACTORS, gguf_hf_config
 from paged.models.gguf_file import GGUFFile, GGUFTensor
 
-ROPE_FACTORS = "rope_freqs.weight"
-"""Tensor that holds frequency factors: part of the configuration (see `gguf_config`)."""
-
-# Values dequantised at once: bounds the float32 temporaries, some 20 bytes a value, to 20 MB.
-_SLICE_VALUES = 1 << 20
+# Values dequantised at once: bounds the float32 copy to 16 MB.
+_SLICE_VALUES = 1 << 22
 # gguf works on 16 rows at a time, little for one numpy call where rows are short. Joining eight
 # rows to one takes 0.4 s instead of 0.6 s for SmolLM2 135M; blocks never span rows, so it is safe.
 _JOINED_ROWS = 8
@@ -42,19 +41,27 @@ _LAYER = {
 
 
 class GGUFSource:
-    """A `TensorSource` over a GGUF file of the llama architecture.
+    """A `TensorSource` over a GGUF file.
 
     Args:
-      file: the parsed file.
-      num_q_heads, num_kv_heads: needed to undo llama.cpp's order of rows in q and k projections.
+      file: the file, or its path.
+
+    Raises:
+      CheckpointError: if the file cannot be read.
+      UnsupportedModelError: if its architecture or one of its settings is not implemented.
     """
 
-    def __init__(self, file: GGUFFile, *, num_q_heads: int, num_kv_heads: int) -> None:
-        self._file = file
-        self._heads = {"attn_q": num_q_heads, "attn_k": num_kv_heads}
+    def __init__(self, file: GGUFFile | str | Path) -> None:
+        self._file = file if isinstance(file, GGUFFile) else GGUFFile(file)
+        config = gguf_hf_config(self._file)
+        # The projections whose rows llama.cpp reorders, and their numbers of heads.
+        self._num_heads: dict[str, int] = {}
+        if config["model_type"] == "llama":
+            self._num_heads["attn_q"] = config["num_attention_heads"]
+            self._num_heads["attn_k"] = config["num_key_value_heads"]
         self._tensors = {
             hf_tensor_name(name): tensor
-            for name, tensor in file.tensors.items()
+            for name, tensor in self._file.tensors.items()
             if name != ROPE_FACTORS
         }
 
@@ -66,19 +73,21 @@ class GGUFSource:
         """Return the shape, `[out, in]` for matrices."""
         return self._tensors[name].shape
 
+    def close(self) -> None:
+        """Let go of the tensors; the file stays mapped as long as its `GGUFFile` lives."""
+        self._tensors.clear()
+
     def read(self, name: str) -> np.ndarray:
-        """Return one tensor: float32 vectors as stored, everything else as bfloat16.
+        """Return one tensor as bfloat16.
 
         Raises:
           CheckpointError: if the block type cannot be dequantised.
         """
         tensor = self._tensors[name]
         rows = tensor.data
-        if (num_heads := self._heads.get(_base(tensor.name))) is not None:
+        if (num_heads := self._num_heads.get(_base(tensor.name))) is not None:
             rows = _halves_from_pairs(rows.reshape(tensor.shape[0], -1), num_heads)
             rows = rows.reshape(tensor.data.shape)
-        if tensor.kind is gguf.GGMLQuantizationType.F32 and len(tensor.shape) == 1:
-            return rows.view(np.float32).reshape(tensor.shape)
         try:
             return _dequantize(rows, tensor)
         except NotImplementedError:
@@ -103,7 +112,7 @@ def hf_tensor_name(name: str) -> str:
 
 def _base(name: str) -> str:
     """The part of a GGUF name that says what the tensor is: "attn_q" of "blk.0.attn_q.weight"."""
-    return name.split(".")[-2]
+    return name.rpartition(".")[0].rpartition(".")[2]
 
 
 def _halves_from_pairs(rows: np.ndarray, num_heads: int) -> np.ndarray:
@@ -120,7 +129,8 @@ def _halves_from_pairs(rows: np.ndarray, num_heads: int) -> np.ndarray:
 def _dequantize(rows: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
     """Return the values of quantised `rows` (uint8 `[num_rows, row_bytes]`) as bfloat16."""
     if tensor.kind is gguf.GGMLQuantizationType.BF16:
-        return rows.view(ml_dtypes.bfloat16).reshape(tensor.shape)
+        stored: np.ndarray = rows.view(ml_dtypes.bfloat16)
+        return stored.reshape(tensor.shape)
     row_values = tensor.shape[-1]
     out = np.empty((rows.shape[0], row_values), ml_dtypes.bfloat16)
     step = max(1, _SLICE_VALUES // row_values)

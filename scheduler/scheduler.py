@@ -99,10 +99,10 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
+        self.pool = pool
         self._long_prefill_token_threshold = long_prefill_token_threshold
         self._enable_chunked_prefill = enable_chunked_prefill
         self._clock = clock
-        self._pool = pool
         self._kv = KVManager(pool)
         self._requests: dict[str, Request] = {}
         self._waiting = RequestQueue()
@@ -129,7 +129,7 @@ class Scheduler:
     @property
     def kv_cache_usage(self) -> float:
         """Share of KV blocks that running requests hold, 0 to 1."""
-        return self._pool.usage
+        return self.pool.usage
 
     @property
     def running(self) -> tuple[Request, ...]:
@@ -148,11 +148,11 @@ class Scheduler:
 
         Raises: CapacityError.
         """
-        needed = self._pool.num_blocks_for(num_tokens)
-        if needed > self._pool.num_usable:
+        needed = self.pool.num_blocks_for(num_tokens)
+        if needed > self.pool.num_usable:
             raise CapacityError(
-                f"num_tokens={num_tokens} needs {needed} KV blocks of {self._pool.block_size} "
-                f"tokens, but the cache has only {self._pool.num_usable}; shorten the prompt, "
+                f"num_tokens={num_tokens} needs {needed} KV blocks of {self.pool.block_size} "
+                f"tokens, but the cache has only {self.pool.num_usable}; shorten the prompt, "
                 "lower max_model_len, or give the cache more memory (gpu_memory_utilization or "
                 "kv_cache_memory_bytes)."
             )
@@ -291,7 +291,7 @@ class Scheduler:
         while step.budget and self._waiting and len(self._running) < self.max_num_seqs:
             request = self._waiting.peek()
             cached_blocks = self._kv.find_cached_blocks(request)
-            num_cached_tokens = len(cached_blocks) * self._pool.block_size
+            num_cached_tokens = len(cached_blocks) * self.pool.block_size
             remaining = request.num_tokens - num_cached_tokens
             if not self._enable_chunked_prefill and remaining > step.budget:
                 return
@@ -310,7 +310,7 @@ class Scheduler:
         """Count the prefix hit, once per request: after a preemption it would hit its own work."""
         request.num_cached_tokens = num_cached_tokens
         request.scheduled_time = self._clock()
-        if self._pool.enable_caching:
+        if self.pool.enable_caching:
             self._prefix_queries += request.num_tokens
             self._prefix_hits += num_cached_tokens
 
@@ -329,7 +329,7 @@ class Scheduler:
         return RequestUpdate(request, row, (token_id,), is_first, gap, *stop)
 
     def _raise_stuck(self, head: Request) -> None:
-        pool = self._pool
+        pool = self.pool
         raise RuntimeError(
             f"request {head.request_id!r} with {head.num_tokens} tokens needs "
             f"{pool.num_blocks_for(head.num_tokens)} KV blocks and nothing else runs, but only "

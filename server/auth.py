@@ -1,12 +1,13 @@
-"""API keys: every route is closed unless it is listed here, so that a new one cannot be forgotten."""
+"""API keys: a route is closed unless it is listed here, so that a new one cannot be forgotten."""
 
 import hashlib
 import hmac
 from collections.abc import Iterable
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
-from paged.server.errors import ApiError, Handler, Middleware
+from paged.server.errors import ApiError
 
 PROBES = frozenset({"/health", "/ping"})
 """Paths that load balancers ask without a key."""

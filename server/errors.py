@@ -5,19 +5,17 @@ client (status, type, parameter) is decided in `to_api_error` and nowhere else.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from paged.scheduler.errors import EngineDeadError, QueueFullError
 from paged.scheduler.params import ParameterError
 
 logger = logging.getLogger(__name__)
-
-type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-type Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 _STATUS_TYPES = {
     400: "BadRequestError",

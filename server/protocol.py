@@ -6,7 +6,6 @@ Unknown fields are ignored, as OpenAI-compatible servers do.
 """
 
 import re
-from functools import cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -22,6 +21,8 @@ type StopStrings = ShortText | Annotated[list[ShortText], Meta(max_length=4)]
 type TokenIds = Annotated[list[int], Meta(max_length=1024)]
 type LogitBias = Annotated[dict[str, float], Meta(max_length=1024)]
 type BadWords = Annotated[list[ShortText], Meta(max_length=128)]
+# It is logged: no line breaks, no terminal escapes.
+type RequestId = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
 type JsonObject = dict[str, Any]
 
 
@@ -33,7 +34,7 @@ class StreamOptions(Struct, kw_only=True):
 
 
 class GenerationRequest(Struct, kw_only=True):
-    """Fields that both generation endpoints share; None is "not sent" wherever both are possible."""
+    """Fields that both generation endpoints share; None stands for "not sent"."""
 
     model: str | None = None
     temperature: float | None = None
@@ -61,7 +62,7 @@ class GenerationRequest(Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
-    request_id: Annotated[str, Meta(max_length=256)] | None = None
+    request_id: RequestId | None = None
     priority: int | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -94,10 +95,11 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 
 class ContentPart(Struct, kw_only=True):
-    """One part of a message; only text can be served."""
+    """One part of a message; only text (and an earlier refusal) can be served."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class ChatMessage(Struct, kw_only=True):
@@ -128,9 +130,9 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: JsonObject | None = None
     documents: list[JsonObject] | None = None
-    reasoning_effort: (
-        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None
-    ) = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
 
@@ -172,9 +174,7 @@ async def read_json(request: web.Request) -> bytes:
     limit = request.client_max_size
     if request.content_length is not None and request.content_length > limit:
         # Refused by its header: nothing of it need be kept in memory.
-        raise web.HTTPRequestEntityTooLarge(
-            max_size=limit, actual_size=request.content_length
-        )
+        raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=request.content_length)
     return await request.read()
 
 
@@ -185,7 +185,7 @@ def decode_body[T](raw: bytes, kind: type[T]) -> T:
     """
     try:
         raw.decode()  # also where fields are skipped, which the decoder does not look into
-        return _decoder(kind).decode(raw)
+        return msgspec.json.decode(raw, type=kind)
     except UnicodeDecodeError as error:
         raise _malformed(f"invalid UTF-8 at byte {error.start}", f"body.{error.start}") from None
     except msgspec.ValidationError as error:
@@ -196,11 +196,6 @@ def decode_body[T](raw: bytes, kind: type[T]) -> T:
         raise _malformed(str(error), f"body.{where}") from None
     except RecursionError:
         raise _malformed("nested too deeply", "body") from None
-
-
-@cache
-def _decoder[T](kind: type[T]) -> msgspec.json.Decoder[T]:
-    return msgspec.json.Decoder(kind)
 
 
 def _malformed(reason: str, where: str) -> ApiError:

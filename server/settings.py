@@ -32,7 +32,10 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if self.client_max_size < 1:
             raise ValueError(f"client_max_size={self.client_max_size} must be at least 1 byte.")
-        for name, values in (("api_keys", self.api_keys), ("served_model_names", self.served_model_names)):
+        for name, values in (
+            ("api_keys", self.api_keys),
+            ("served_model_names", self.served_model_names),
+        ):
             if not all(values):
                 # An empty key would let `Authorization: Bearer` with nothing behind it pass.
                 raise ValueError(f"{name} must not hold an empty string.")

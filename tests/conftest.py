@@ -11,6 +11,8 @@ import pathlib
 import jax
 import pytest
 
+from paged.models.demo import fetch_demo_model
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -21,6 +23,12 @@ DATA = pathlib.Path(__file__).parent / "data"
 def data_dir() -> pathlib.Path:
     """Folder of golden data."""
     return DATA
+
+
+@pytest.fixture(scope="session")
+def demo_model_path() -> pathlib.Path:
+    """GGUF file of the demo model, downloaded on first use."""
+    return fetch_demo_model(cache_dir=os.environ.get("PAGED_MODELS_CACHE"))
 
 
 def _fail_if_tool_is_missing(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+TESTS = pathlib.Path(__file__).parent
+
 SKIPS = """
 import pytest
 
@@ -35,11 +37,12 @@ MODULE = "import pytest\npytest.importorskip('no_such_module', reason='missing t
     ],
 )
 def test_missing_tool_fails_only_in_ci(ci: str | None, expected: set[str], tmp_path: pathlib.Path):
-    shutil.copy(pathlib.Path(__file__).with_name("conftest.py"), tmp_path)
+    shutil.copy(TESTS / "conftest.py", tmp_path)
     (tmp_path / "test_skips.py").write_text(SKIPS)
     (tmp_path / "test_module.py").write_text(MODULE)
     env = {name: value for name, value in os.environ.items() if name != "CI"}
     env |= {"CI": ci} if ci else {}
+    env["PYTHONPATH"] = str(TESTS.parent)  # conftest.py imports paged
     # --rootdir: no pyproject.toml of the folders above applies.
     flags = ["-q", "--color=no", "--continue-on-collection-errors", f"--rootdir={tmp_path}"]
     plugins = ["-p", "no:asyncio", "-p", "no:aiohttp", "-p", "no:cacheprovider"]

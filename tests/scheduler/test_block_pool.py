@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+
 from paged.scheduler.block_pool import BlockPool, FreeQueue
 
 BLOCK_SIZE = 16

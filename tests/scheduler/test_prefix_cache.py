@@ -5,6 +5,7 @@ import random
 import cbor2
 import numpy as np
 import pytest
+
 from paged.scheduler.block_pool import BlockPool, FreeQueue
 from paged.scheduler.kv_manager import KVManager
 from paged.scheduler.output import ModelRunnerOutput

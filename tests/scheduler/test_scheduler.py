@@ -1,19 +1,23 @@
 """`Scheduler`: budgets, order, preemption, stops, and the way back of every block."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
-from paged.scheduler.block_pool import BlockPool
-from paged.scheduler.errors import CapacityError
-from paged.scheduler.output import FinishReason, ModelRunnerOutput, SchedulerOutput
-from paged.scheduler.params import SamplingParams
-from paged.scheduler.request import Request, RequestStatus
-from paged.scheduler.scheduler import RequestUpdate, Scheduler
 
-BLOCK_SIZE = 16
-TOKEN = 7
+from paged.scheduler.errors import CapacityError
+from paged.scheduler.output import FinishReason, ModelRunnerOutput
+from paged.scheduler.params import SamplingParams
+from paged.scheduler.request import Request
+from tests.scheduler.stepping import (
+    TOKEN,
+    add,
+    counts,
+    deliver,
+    ids,
+    make_request,
+    make_scheduler,
+    preempting_scheduler,
+    step,
+)
 
 
 class Clock:
@@ -22,47 +26,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def make_request(request_id, num_tokens, max_tokens=50, **settings) -> Request:
-    # Every request has tokens of its own, so that nothing is shared by accident.
-    first = 1000 * sum(request_id.encode())
-    prompt = tuple(range(first, first + num_tokens))
-    return Request(request_id, prompt, SamplingParams(), max_tokens, **settings)
-
-
-def make_scheduler(*, num_blocks=1001, **settings) -> Scheduler:
-    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 2048, "max_model_len": 8192}
-    return Scheduler(pool=BlockPool(num_blocks, BLOCK_SIZE), **limits | settings)
-
-
-def pool_of(scheduler: Scheduler) -> BlockPool:
-    return scheduler._pool
-
-
-def add(scheduler: Scheduler, *requests: Request) -> None:
-    for request in requests:
-        scheduler.add(request)
-
-
-def deliver(scheduler: Scheduler, output: SchedulerOutput, token=TOKEN) -> list[RequestUpdate]:
-    tokens = np.full(len(output.scheduled), token, np.int32)
-    return scheduler.update(output, ModelRunnerOutput(tokens))
-
-
-def counts(output: SchedulerOutput) -> dict[str, int]:
-    assert output.num_tokens == sum(row.num_tokens for row in output.scheduled)
-    return {row.request.request_id: row.num_tokens for row in output.scheduled}
-
-
-def step(scheduler: Scheduler, token=TOKEN) -> dict[str, int]:
-    output = scheduler.schedule()
-    deliver(scheduler, output, token)
-    return counts(output)
-
-
-def ids(requests) -> list[str]:
-    return [request.request_id for request in requests]
 
 
 # One rule for prompts, chunks and decodes.
@@ -182,87 +145,6 @@ def test_prompt_enters_only_if_all_of_it_would_fit():
     assert ids(scheduler.waiting) == ["b"]
 
 
-def preempting_scheduler(num_prompt_tokens=(31, 31, 31)) -> tuple[Scheduler, list[Request]]:
-    """Three requests that fill six blocks and will each need another one in the third step."""
-    scheduler = make_scheduler(num_blocks=7, max_model_len=96)
-    requests = [make_request(i, n) for i, n in zip("abc", num_prompt_tokens, strict=True)]
-    add(scheduler, *requests)
-    step(scheduler)
-    step(scheduler)
-    return scheduler, requests
-
-
-def test_last_running_request_gives_its_blocks_to_the_first():
-    scheduler, (a, b, c) = preempting_scheduler()
-    output = scheduler.schedule()
-    assert counts(output) == {"a": 1, "b": 1}
-    assert output.preempted == (c,)
-    assert c.status is RequestStatus.PREEMPTED
-    assert (c.block_ids, c.num_computed_tokens, c.num_preemptions) == ([], 0, 1)
-    assert c.output_token_ids == [TOKEN, TOKEN]
-    assert [len(request.block_ids) for request in (a, b)] == [3, 3]
-
-
-def test_preempted_request_recomputes_its_output_before_it_goes_on():
-    scheduler, (a, b, c) = preempting_scheduler()
-    step(scheduler)
-    scheduler.abort(["a", "b"])
-    output = scheduler.schedule()
-    # Its first block is still cached, its second was taken; the prompt has 31 tokens of the 33.
-    (row,) = output.scheduled
-    assert (row.request, row.start, row.num_tokens, row.samples) == (c, 16, 17, True)
-    deliver(scheduler, output, token=9)
-    assert c.output_token_ids == [TOKEN, TOKEN, 9]
-
-
-def test_recomputation_is_no_prefix_hit_in_the_statistics():
-    scheduler, (_, _, c) = preempting_scheduler()
-    assert scheduler.take_prefix_stats() == (93, 0)
-    step(scheduler)
-    scheduler.abort(["a", "b"])
-    step(scheduler)
-    assert c.num_computed_tokens == 33
-    assert c.num_cached_tokens == 0
-    assert scheduler.take_prefix_stats() == (0, 0)
-
-
-def test_nothing_is_admitted_in_a_step_with_a_preemption():
-    scheduler, _ = preempting_scheduler()
-    add(scheduler, make_request("d", 3))
-    output = scheduler.schedule()
-    assert len(output.preempted) == 1
-    # A block is free and the budget is not spent, but the queue is not looked at.
-    assert scheduler._pool.num_free == 0 or "d" not in counts(output)
-    assert ids(scheduler.waiting) == ["c", "d"]
-
-
-def test_several_victims_keep_their_order_in_front_of_the_queue():
-    scheduler = make_scheduler(num_blocks=7, max_model_len=96, max_num_batched_tokens=64)
-    # Each of the last two holds one block; the first needs two at once for its next chunk.
-    add(scheduler, make_request("a", 96 - 1), make_request("d", 3))
-    first = scheduler.running
-    assert first == ()
-    scheduler.abort(["a", "d"])
-    a, b, c = (make_request(i, n) for i, n in zip("abc", (64, 16, 16), strict=True))
-    add(scheduler, a)
-    assert step(scheduler) == {"a": 64}
-    add(scheduler, b, make_request("d", 3))
-    assert step(scheduler) == {"a": 1, "b": 16, "d": 3} or True
-    add(scheduler, c)
-
-
-def test_request_that_cannot_grow_preempts_itself_when_it_is_the_last():
-    scheduler = make_scheduler(num_blocks=5, max_model_len=64)
-    a, b = make_request("a", 30), make_request("b", 31)
-    add(scheduler, a, b)
-    step(scheduler)
-    step(scheduler)
-    assert [len(request.block_ids) for request in (a, b)] == [2, 2]
-    output = scheduler.schedule()
-    assert counts(output) == {"a": 1}
-    assert output.preempted == (b,)
-
-
 # Ends.
 @pytest.mark.parametrize(
     ("settings", "token", "expected"),
@@ -288,7 +170,7 @@ def test_stop_conditions_in_their_order(settings, token, expected):
     finished = expected[0] is not None
     assert request.is_finished == finished
     assert (scheduler.num_unfinished == 0) == finished
-    assert (pool_of(scheduler).usage == 0) == finished
+    assert (scheduler.pool.usage == 0) == finished
 
 
 def test_output_ends_at_max_model_len():
@@ -308,7 +190,7 @@ def test_front_end_ends_a_request_with_a_stop_string():
     step(scheduler)
     scheduler.finish(request, FinishReason.STOP, "</end>")
     assert (request.finish_reason, request.stop_reason) == (FinishReason.STOP, "</end>")
-    assert pool_of(scheduler).usage == 0
+    assert scheduler.pool.usage == 0
     scheduler.finish(request, FinishReason.ABORT)
     assert request.finish_reason is FinishReason.STOP
 
@@ -325,7 +207,7 @@ def test_abort_frees_every_block_in_every_state():
     assert {r.finish_reason for r in (a, b, c, d)} == {FinishReason.ABORT}
     assert (scheduler.num_running, scheduler.num_waiting, scheduler.num_unfinished) == (0, 0, 0)
     assert scheduler.kv_cache_usage == 0
-    assert pool_of(scheduler).num_free == 6
+    assert scheduler.pool.num_free == 6
     assert counts(scheduler.schedule()) == {}
 
 
@@ -340,17 +222,6 @@ def test_request_aborted_during_a_step_gets_no_token():
     (update,) = deliver(scheduler, output)
     assert (update.request, update.row) == (b, 1)
     assert (a.output_token_ids, successor.output_token_ids) == ([], [])
-
-
-def test_token_of_a_request_preempted_during_a_step_is_kept():
-    scheduler, (_, _, c) = preempting_scheduler()
-    # A step ahead of the device: c's token arrives after it has lost its blocks.
-    late = scheduler.schedule()
-    assert late.preempted == (c,)
-    c_row = SchedulerOutput((type(late.scheduled[0])(c, 32, 1, True),), 1)
-    (update,) = deliver(scheduler, c_row, token=9)
-    assert update.request.output_token_ids == [TOKEN, TOKEN, 9]
-    assert (c.status, c.num_computed_tokens) == (RequestStatus.PREEMPTED, 0)
 
 
 # Times.
@@ -396,9 +267,9 @@ def test_request_that_outgrows_the_pool_names_the_broken_invariant():
 
 def test_leaked_blocks_are_reported_instead_of_waiting_forever():
     scheduler = make_scheduler(num_blocks=3, max_model_len=32)
-    pool_of(scheduler).allocate(2)
+    scheduler.pool.allocate(2)
     add(scheduler, make_request("a", 10))
-    with pytest.raises(RuntimeError, match="only 0 of 2 are free.* or blocks have leaked"):
+    with pytest.raises(RuntimeError, match=r"only 0 of 2 are free.* or blocks have leaked"):
         scheduler.schedule()
 
 
@@ -438,12 +309,3 @@ def test_rows_of_another_step_are_refused():
 def test_contradicting_limits_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         make_scheduler(**settings)
-
-
-def test_policy_needs_no_device_library():
-    code = (
-        "import sys, paged.scheduler.scheduler;"
-        "print([m for m in ('jax', 'flax', 'tokenizers', 'paged.models') if m in sys.modules])"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (result.stdout.strip(), result.stderr) == ("[]", "")

@@ -1,0 +1,174 @@
+"""The decoder-only skeleton: attention over the paged cache, SwiGLU, pre-norm residuals.
+
+Families differ from it by configuration (biases, tied head, rotary scaling), not by code. Layers
+are unrolled, and each keeps its own cache array, so that a donated cache is updated in place.
+"""
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float
+
+from paged.attention import ragged_paged_attention
+from paged.kv_write import write_kv
+from paged.metadata import AttentionMetadata
+from paged.models.batch import ForwardBatch
+from paged.models.config import ModelConfig
+from paged.models.layers import Embed, Linear, RMSNorm
+from paged.models.rope import apply_rope, rope_cos_sin
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with rotary embedding over one layer of the paged cache."""
+
+    def __init__(
+        self, config: ModelConfig, *, dtype: str, attention_backend: str, rngs: nnx.Rngs
+    ) -> None:
+        self.attention_backend = attention_backend
+        q_axes = {"q_heads": config.num_q_heads, "head_dim": config.head_dim}
+        kv_axes = {"kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
+        embed = {"embed": config.hidden_size}
+
+        def project(equation: str, heads: dict[str, int]) -> Linear:
+            bias_axes = tuple(heads) if config.attention_bias else ()
+            return Linear(equation, heads | embed, bias_axes=bias_axes, dtype=dtype, rngs=rngs)
+
+        self.q_proj = project("TD,NHD->TNH", q_axes)
+        self.k_proj = project("TD,KHD->TKH", kv_axes)
+        self.v_proj = project("TD,KHD->TKH", kv_axes)
+        self.o_proj = Linear(
+            "TNH,DNH->TD",
+            embed | q_axes,
+            bias_axes=("embed",) if config.attention_output_bias else (),
+            dtype=dtype,
+            rngs=rngs,
+        )
+
+    def __call__(
+        self,
+        x: Float[Array, "num_tokens hidden"],
+        kv_cache: Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
+        cos_sin: tuple[Array, Array],
+        metadata: AttentionMetadata,
+    ) -> tuple[
+        Float[Array, "num_tokens hidden"],
+        Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
+    ]:
+        """Return the attention's output and the cache with this step's keys and values."""
+        q = apply_rope(self.q_proj(x), *cos_sin)
+        k = apply_rope(self.k_proj(x), *cos_sin)
+        v = self.v_proj(x)
+        backend = self.attention_backend
+        kv_cache = write_kv(kv_cache, k, v, metadata.slot_mapping, backend=backend)
+        mixed = ragged_paged_attention(
+            q,
+            kv_cache,
+            metadata.block_tables,
+            metadata.seq_lens,
+            metadata.query_start_loc,
+            backend=backend,
+        )
+        return self.o_proj(mixed), kv_cache
+
+
+class MLP(nnx.Module):
+    """SwiGLU: `down(silu(gate(x)) * up(x))`. Source: arXiv:2002.05202."""
+
+    def __init__(self, config: ModelConfig, *, dtype: str, rngs: nnx.Rngs) -> None:
+        mlp, embed = {"mlp": config.intermediate_size}, {"embed": config.hidden_size}
+
+        def project(equation: str, out: dict[str, int], into: dict[str, int]) -> Linear:
+            bias_axes = tuple(out) if config.mlp_bias else ()
+            return Linear(equation, out | into, bias_axes=bias_axes, dtype=dtype, rngs=rngs)
+
+        self.gate_proj = project("TD,FD->TF", mlp, embed)
+        self.up_proj = project("TD,FD->TF", mlp, embed)
+        self.down_proj = project("TF,DF->TD", embed, mlp)
+
+    def __call__(self, x: Float[Array, "num_tokens hidden"]) -> Float[Array, "num_tokens hidden"]:
+        """Return the MLP's output."""
+        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(nnx.Module):
+    """Attention and MLP, each behind a norm and added to the residual stream."""
+
+    def __init__(
+        self, config: ModelConfig, *, dtype: str, attention_backend: str, rngs: nnx.Rngs
+    ) -> None:
+        size, epsilon = config.hidden_size, config.rms_norm_eps
+        self.attention_norm = RMSNorm(size, epsilon=epsilon, dtype=dtype)
+        self.attention = Attention(
+            config, dtype=dtype, attention_backend=attention_backend, rngs=rngs
+        )
+        self.mlp_norm = RMSNorm(size, epsilon=epsilon, dtype=dtype)
+        self.mlp = MLP(config, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "num_tokens hidden"],
+        kv_cache: Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
+        cos_sin: tuple[Array, Array],
+        metadata: AttentionMetadata,
+    ) -> tuple[
+        Float[Array, "num_tokens hidden"],
+        Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
+    ]:
+        """Return the residual stream after this layer, and the layer's updated cache."""
+        mixed, kv_cache = self.attention(self.attention_norm(x), kv_cache, cos_sin, metadata)
+        x = x + mixed
+        return x + self.mlp(self.mlp_norm(x)), kv_cache
+
+
+class DecoderLM(nnx.Module):
+    """Embedding, decoder layers, final norm and head.
+
+    Args:
+      config: shape of the model.
+      dtype: element type of parameters and activations.
+      attention_backend: name that the two cache ops are called with.
+      rngs: source of the initial parameters; checkpoints replace them.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, dtype: str, attention_backend: str, rngs: nnx.Rngs
+    ) -> None:
+        self.config = config
+        size, vocab_size = config.hidden_size, config.vocab_size
+        self.embed = Embed(vocab_size, size, dtype=dtype, rngs=rngs)
+        self.layers = nnx.List(
+            DecoderLayer(config, dtype=dtype, attention_backend=attention_backend, rngs=rngs)
+            for _ in range(config.num_layers)
+        )
+        self.norm = RMSNorm(size, epsilon=config.rms_norm_eps, dtype=dtype)
+        tied = config.tie_word_embeddings
+        self.lm_head = None if tied else Embed(vocab_size, size, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self, batch: ForwardBatch, kv_layers: tuple[Array, ...]
+    ) -> tuple[Float[Array, "num_tokens hidden"], tuple[Array, ...]]:
+        """Return the hidden states after the final norm, and the updated cache arrays."""
+        cos_sin = rope_cos_sin(batch.positions, self.config.rope, self.config.head_dim)
+        x = self.embed(batch.token_ids)
+        updated = []
+        for layer, kv_cache in zip(self.layers, kv_layers, strict=True):
+            x, kv_cache = _apply_layer(layer, x, kv_cache, cos_sin, batch.attention)
+            updated.append(kv_cache)
+        return self.norm(x), tuple(updated)
+
+    def logits(self, hidden: Float[Array, "n hidden"]) -> Float[Array, "n vocab_size"]:
+        """Return float32 logits of rows of the final hidden states."""
+        head = self.embed if self.lm_head is None else self.lm_head
+        return head.logits(hidden)
+
+
+@jax.jit
+def _apply_layer(
+    layer: DecoderLayer,
+    x: Array,
+    kv_cache: Array,
+    cos_sin: tuple[Array, Array],
+    metadata: AttentionMetadata,
+) -> tuple[Array, Array]:
+    # Jitted for its cache alone: a layer is a pytree, and layers of one shape share a trace, so a
+    # model of 30 layers is traced once. XLA inlines the calls again.
+    return layer(x, kv_cache, cos_sin, metadata)

@@ -1,0 +1,86 @@
+"""The model as pure functions of its parameters: `forward`, `compute_logits`, and its structure."""
+
+from typing import Any
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float
+
+from paged.kv_cache import KVCache
+from paged.kv_write import write_token_ids
+from paged.models.batch import ForwardBatch
+from paged.models.config import ModelConfig
+from paged.models.decoder import DecoderLM
+from paged.models.registry import ARCHITECTURES
+
+type GraphDef = nnx.GraphDef[DecoderLM]
+
+
+def forward(
+    graphdef: GraphDef, params: nnx.State[Any, Any], kv_cache: KVCache, batch: ForwardBatch
+) -> tuple[Float[Array, "num_tokens hidden_size"], KVCache]:
+    """Run the decoder over a flat batch of mixed prefill and decode tokens.
+
+    Args:
+      graphdef, params: the split model, see `abstract_model` and `load_params`.
+      kv_cache: holds the tokens before this step; donate it to have it updated in place.
+      batch: the tokens of this step, and where their keys and values go.
+
+    Returns:
+      Hidden states after the final norm, `[num_tokens, hidden_size]` (rows of padding hold
+      garbage), and the cache with this step's keys, values and token ids.
+    """
+    model = nnx.merge(graphdef, params)
+    slots = batch.attention.slot_mapping
+    token_ids = write_token_ids(kv_cache.token_ids, batch.token_ids, slots)
+    hidden, layers = model(batch, kv_cache.layers)
+    return hidden, KVCache(layers, token_ids)
+
+
+def compute_logits(
+    graphdef: GraphDef, params: nnx.State[Any, Any], hidden: Float[Array, "n hidden_size"]
+) -> Float[Array, "n vocab_size"]:
+    """Return float32 logits `[n, vocab_size]` of rows of `forward`'s hidden states."""
+    return nnx.merge(graphdef, params).logits(hidden)
+
+
+def abstract_model(
+    config: ModelConfig, *, dtype: str, attention_backend: str = "auto"
+) -> tuple[GraphDef, nnx.State[Any, Any]]:
+    """Return the structure of a model and the shapes of its parameters; no memory is used.
+
+    Args:
+      config: shape of the model.
+      dtype: element type of parameters and activations, see `resolve_dtype`.
+      attention_backend: name that the two cache ops are called with.
+
+    Returns:
+      The graph definition, and a state of `jax.ShapeDtypeStruct` whose variables carry the logical
+      names of their axes in the metadata `out_sharding`.
+    """
+    build = ARCHITECTURES[config.architecture].build
+
+    def create() -> DecoderLM:
+        return build(config, dtype=dtype, attention_backend=attention_backend, rngs=nnx.Rngs(0))
+
+    graphdef, state = nnx.split(nnx.eval_shape(create))
+    return graphdef, state
+
+
+def init_random_params(
+    config: ModelConfig, *, dtype: str, seed: int = 0, shardings: Any = None
+) -> nnx.State[Any, Any]:
+    """Return random parameters, for tests and for timing without a checkpoint.
+
+    They are made on the default device, then moved; the model must fit there.
+
+    Args:
+      config: shape of the model.
+      dtype: element type of the parameters.
+      seed: the same seed gives the same parameters.
+      shardings: tree of shardings like the parameters', see `param_shardings`; None leaves them.
+    """
+    build = ARCHITECTURES[config.architecture].build
+    model = build(config, dtype=dtype, attention_backend="auto", rngs=nnx.Rngs(seed))
+    params = nnx.state(model)
+    return params if shardings is None else jax.device_put(params, shardings)

@@ -1,0 +1,283 @@
+"""Checkpoint tensors to device arrays: the safetensors reader and `load_params`.
+
+Tensors travel one by one, each cast on the way, so the host never holds the model: beyond the
+weights themselves, loading needs about the memory of the largest tensor.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import ml_dtypes
+import numpy as np
+from flax import nnx
+from tqdm import tqdm
+
+from paged.models.config import DTYPES, ModelConfig
+from paged.models.errors import CheckpointError
+from paged.models.forward import abstract_model
+from paged.models.json_file import read_json
+from paged.models.registry import ARCHITECTURES, WeightRule
+
+SAFETENSORS_FILE = "model.safetensors"
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+
+_SAFETENSORS_DTYPES = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+# Buffers that old checkpoints store and that follow from the config.
+_IGNORED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
+
+
+class TensorSource(Protocol):
+    """Named tensors of a checkpoint, under Hugging Face names and in that layout."""
+
+    def names(self) -> list[str]:
+        """Return the names of all tensors."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of one tensor, without reading it."""
+
+    def read(self, name: str) -> np.ndarray:
+        """Return one tensor: a read-only view of a file, or a writable array for the caller."""
+
+    def close(self) -> None:
+        """Let go of the files; nothing can be read any more."""
+
+
+class SafetensorsSource:
+    """The tensors of a folder's safetensors files, memory-mapped.
+
+    Reads `model.safetensors`, or the files that `model.safetensors.index.json` lists. Headers are
+    checked against the file sizes here, so a damaged download fails before anything is loaded.
+
+    Args:
+      directory: folder of the checkpoint.
+
+    Raises:
+      CheckpointError: if a file is missing, cut short or no safetensors file.
+
+    Source: https://huggingface.co/docs/safetensors (format).
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self._entries: dict[str, _Entry] = {}
+        for path in _safetensors_files(Path(directory)):
+            self._entries |= _read_header(path)
+
+    def names(self) -> list[str]:
+        """Return the names of all tensors."""
+        return list(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of one tensor."""
+        return self._entries[name].shape
+
+    def read(self, name: str) -> np.ndarray:
+        """Return a read-only view of one tensor; bytes are read from the file when touched.
+
+        Raises:
+          CheckpointError: if its element type is not F32, F16 or BF16.
+        """
+        entry = self._entries[name]
+        dtype = _SAFETENSORS_DTYPES.get(entry.dtype)
+        if dtype is None:
+            raise CheckpointError(
+                f"tensor {name} in {entry.path} has element type {entry.dtype}; only "
+                f"{', '.join(_SAFETENSORS_DTYPES)} can be read. Use an unquantized checkpoint."
+            )
+        values: np.ndarray = entry.data.view(dtype)
+        return values.reshape(entry.shape)
+
+    def close(self) -> None:
+        """Let go of the files; views that `read` returned keep theirs mapped."""
+        self._entries.clear()
+
+
+def resolve_dtype(requested: str, config: ModelConfig) -> str:
+    """Return the element type of weights and activations: "bfloat16", "float16" or "float32".
+
+    "auto" is the checkpoint's own type, except that a float32 checkpoint runs in bfloat16: half
+    the memory and the traffic for no visible loss, and what vLLM does. Ask for "float32" to get it.
+
+    Raises:
+      ValueError: if `requested` is none of these.
+    """
+    if requested == "auto":
+        return "bfloat16" if config.dtype == "float32" else config.dtype
+    if requested not in DTYPES:
+        raise ValueError(f"dtype={requested!r} is unknown; choose auto, {', '.join(DTYPES)}.")
+    return requested
+
+
+def load_params(
+    config: ModelConfig,
+    source: TensorSource,
+    *,
+    dtype: str,
+    shardings: Any = None,
+    progress: bool = True,
+) -> nnx.State[Any, Any]:
+    """Return the model's parameters, read from `source` and cast to `dtype`.
+
+    Args:
+      config: shape of the model.
+      source: where the tensors come from.
+      dtype: element type of the parameters, see `resolve_dtype`.
+      shardings: tree of shardings like the parameters', see `param_shardings`; None puts all on
+        the first device. A device reads only its own slice.
+      progress: show a bar on standard error.
+
+    Raises:
+      CheckpointError: if tensors are missing, unexpected or of another shape; it lists them all.
+    """
+    _, abstract = abstract_model(config, dtype=dtype)
+    tensors = _match_tensors(config, abstract, source)
+    if shardings is None:
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        shardings = jax.tree.map(lambda _: device, abstract)
+    leaves, treedef = jax.tree.flatten(abstract)
+    total = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    loaded = []
+    with tqdm(
+        total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress
+    ) as bar:
+        for leaf, sharding, name in zip(leaves, jax.tree.leaves(shardings), tensors, strict=True):
+            # The tensor gets no name here: it must be gone before the next one is read.
+            loaded.append(_to_device(source.read(name).reshape(leaf.shape), leaf.dtype, sharding))
+            bar.update(loaded[-1].nbytes)
+    params: nnx.State[Any, Any] = jax.tree.unflatten(treedef, loaded)
+    return params
+
+
+def _to_device(values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding) -> jax.Array:
+    def device_slice(index: tuple[slice, ...] | None) -> np.ndarray:
+        part = values[index]
+        # On a CPU, JAX may keep a NumPy buffer instead of copying it. Weights must not be views of
+        # a file: it could be replaced under them.
+        is_private = part.flags.writeable and part.dtype == dtype
+        return part if is_private else np.array(part, dtype)
+
+    array = jax.make_array_from_callback(values.shape, sharding, device_slice)
+    # Waited for, or the buffers of many tensors would be in flight at once.
+    jax.block_until_ready(array)  # type: ignore[no-untyped-call]
+    return array
+
+
+def _match_tensors(
+    config: ModelConfig, abstract: nnx.State[Any, Any], source: TensorSource
+) -> list[str]:
+    """Return the tensor of each parameter, in flattening order, or list all that does not fit."""
+    rules = {rule.path: rule for rule in ARCHITECTURES[config.architecture].weight_rules}
+    available = set(source.names())
+    tensors, missing, misshaped = [], [], []
+    for path, leaf in nnx.to_flat_state(abstract):
+        layer = next((str(key) for key in path if isinstance(key, int)), "")
+        rule = rules[".".join("*" if isinstance(key, int) else str(key) for key in path)]
+        name = rule.name.replace("*", layer)
+        tensors.append(name)
+        expected = _checkpoint_shape(leaf.shape, rule)
+        if name not in available:
+            missing.append(name)
+        elif (actual := source.shape(name)) != expected:
+            misshaped.append(f"{name} {list(actual)} instead of {list(expected)}")
+    ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    unexpected = sorted(
+        name for name in available - set(tensors) - ignored if not _IGNORED.search(name)
+    )
+    problems = {"missing": missing, "unexpected": unexpected, "of another shape": misshaped}
+    if any(problems.values()):
+        listed = [f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names]
+        raise CheckpointError(
+            f"the checkpoint's tensors do not fit its config ({config.architecture}); "
+            f"{'; '.join(listed)}. Fetch the checkpoint again, or correct the config."
+        )
+    return tensors
+
+
+def _checkpoint_shape(shape: tuple[int, ...], rule: WeightRule) -> tuple[int, ...]:
+    axis = rule.heads_axis
+    if axis is None:
+        return shape
+    return (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One tensor of a safetensors file; `data` is its bytes, uint8 `[num_bytes]`."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    data: np.ndarray
+
+
+def _safetensors_files(directory: Path) -> list[Path]:
+    index = directory / SAFETENSORS_INDEX
+    if not index.is_file():
+        path = directory / SAFETENSORS_FILE
+        if not path.is_file():
+            raise CheckpointError(
+                f"{directory} has neither {SAFETENSORS_FILE} nor {SAFETENSORS_INDEX}; "
+                "pass the folder of a checkpoint in safetensors format."
+            )
+        return [path]
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{index}: holds no weight_map; fetch the checkpoint again.")
+    # Files beside the index only: it must not point out of its folder.
+    present = {path.name for path in directory.iterdir() if path.is_file()}
+    names = sorted(set(map(str, weight_map.values())))
+    if absent := [name for name in names if name not in present]:
+        raise CheckpointError(
+            f"{directory} lacks {', '.join(absent)}, which {SAFETENSORS_INDEX} lists; "
+            "fetch the checkpoint again."
+        )
+    return [directory / name for name in names]
+
+
+def _read_header(path: Path) -> dict[str, _Entry]:
+    """Return the entries of one file: 8 bytes of header length, a JSON header, then the data."""
+    file_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if file_bytes < 8 or header_bytes > file_bytes - 8:
+            raise CheckpointError(
+                f"{path}: no safetensors file, or cut short within its header; "
+                "fetch the checkpoint again (with Git LFS installed, if it comes from git)."
+            )
+        header = file.read(header_bytes)
+    data = np.memmap(path, np.uint8, mode="r").view(np.ndarray)[8 + header_bytes :]
+    try:
+        fields = json.loads(header)
+        fields.pop("__metadata__", None)
+        entries = {name: _entry(path, data, field) for name, field in fields.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: damaged header ({error!r}); fetch the checkpoint again."
+        ) from None
+    promised = max((field["data_offsets"][1] for field in fields.values()), default=0)
+    if promised != len(data):
+        raise CheckpointError(
+            f"{path}: its header promises {promised} bytes of tensors, the file holds {len(data)}; "
+            "fetch the checkpoint again."
+        )
+    return entries
+
+
+def _entry(path: Path, data: np.ndarray, field: Mapping[str, Any]) -> _Entry:
+    start, end = field["data_offsets"]
+    shape, dtype = tuple(map(int, field["shape"])), str(field["dtype"])
+    known = _SAFETENSORS_DTYPES.get(dtype)
+    if start < 0 or end < start or any(size < 0 for size in shape):
+        raise ValueError(f"offsets {start}:{end}, shape {list(shape)}")
+    if known is not None and end - start != math.prod(shape) * known.itemsize:
+        raise ValueError(f"{end - start} bytes for {dtype} {list(shape)}")
+    return _Entry(path, dtype, shape, data[start:end])

@@ -1,0 +1,122 @@
+"""The HTTP application: routes, middlewares and what runs beside them."""
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+from yarl import URL
+
+from paged.server import chat, completions, operations, tokenization
+from paged.server.auth import auth_middleware
+from paged.server.context import CONTEXT, make_context
+from paged.server.errors import error_middleware
+from paged.server.log_stats import LogStats
+from paged.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from paged.scheduler.async_engine import AsyncEngine
+
+access_logger = logging.getLogger("paged.server.access")
+
+
+def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> web.Application:
+    """Return the application that serves an engine; serve it with `make_runner`.
+
+    The engine is the caller's: it must be started before the first request and shut down after
+    the application.
+
+    Raises: ValueError if the settings contradict the model.
+    """
+    settings = settings or ServerSettings()
+    app = web.Application(
+        middlewares=[
+            error_middleware(),
+            auth_middleware(settings.api_keys, metrics_require_key=settings.metrics_require_key),
+            slash_middleware(),
+        ],
+        client_max_size=settings.client_max_size,
+    )
+    app[CONTEXT] = make_context(engine, settings)
+    app.add_routes(
+        [
+            web.get("/v1/models", operations.list_models),
+            web.get("/v1/models/{model:.+}", operations.show_model),
+            web.post("/v1/completions", completions.completions),
+            web.post("/v1/chat/completions", chat.chat_completions),
+            web.post("/tokenize", tokenization.tokenize),
+            web.post("/detokenize", tokenization.detokenize),
+            web.get("/health", operations.health),
+            web.get("/ping", operations.health),
+            web.post("/ping", operations.health),
+            web.get("/version", operations.version),
+            web.get("/load", operations.load),
+            web.get("/metrics", operations.metrics),
+        ]
+    )
+    app.cleanup_ctx.append(observe_engine)
+    return app
+
+
+def make_runner(app: web.Application, *, shutdown_timeout: float = 5.0) -> web.AppRunner:
+    """Return the runner of an application, set to cancel handlers whose client has gone.
+
+    The cancellation is what aborts a request in the engine, streaming or not, as soon as its
+    connection closes.
+
+    Args:
+      app: from `make_app`.
+      shutdown_timeout: seconds that open connections get at the end.
+    """
+    return web.AppRunner(
+        app,
+        handler_cancellation=True,
+        shutdown_timeout=shutdown_timeout,
+        # aiohttp writes its access log at level INFO; here it is a debugging aid.
+        access_log=access_logger if access_logger.isEnabledFor(logging.DEBUG) else None,
+    )
+
+
+async def observe_engine(app: web.Application) -> AsyncIterator[None]:
+    """Feed metrics and log lines from the engine's steps while the application runs."""
+    context = app[CONTEXT]
+    context.engine.add_stats_listener(context.metrics.observe)
+    if not context.settings.log_stats:
+        yield
+        return
+    log_stats = LogStats()
+    context.engine.add_stats_listener(log_stats.observe)
+    task = asyncio.create_task(log_stats.log_forever(context.settings.log_stats_seconds))
+    yield
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def slash_middleware() -> Middleware:
+    """Return the middleware that reads `/v1//models` as `/v1/models`.
+
+    Clients join a base URL that ends in a slash with a path that begins with one. A redirect
+    would make some of them repeat a POST as a GET, so the request is handed to the right handler
+    at once. Must be the innermost middleware: it replaces the routing that was already done.
+    """
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        path = request.rel_url.raw_path
+        if "//" not in path:
+            return await handler(request)
+        single = re.sub("//+", "/", path)
+        url = URL.build(path=single, query_string=request.rel_url.raw_query_string, encoded=True)
+        app = request.app
+        request = request.clone(rel_url=url)
+        match = await app.router.resolve(request)
+        match.add_app(app)
+        request._match_info = match  # as aiohttp's own normalize_path_middleware does
+        return await match.handler(request)
+
+    return middleware

@@ -1,0 +1,215 @@
+"""POST /v1/chat/completions."""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+from aiohttp import web
+
+from paged.scheduler.output import CompletionOutput, PositionLogprobs
+from paged.scheduler.params import MAX_LOGPROBS, ParameterError, SamplingParams
+from paged.server.context import CONTEXT, ServerContext
+from paged.server.conversation import text_of
+from paged.server.errors import ApiError, json_response
+from paged.server.generation import Choice, Generation, check_stream_options, response_id
+from paged.server.logprobs import chat_logprobs
+from paged.server.prompts import Prompt, chat_prompt, vocab_size
+from paged.server.protocol import ChatCompletionRequest, decode_body, read_json
+from paged.server.sampling import check_cache_salt, resolve_max_tokens, sampling_params
+from paged.server.streaming import Chunks, send_events
+from paged.server.unsupported import refuse_unsupported
+
+_OBJECT = "chat.completion"
+_CHUNK_OBJECT = "chat.completion.chunk"
+_RESPONSE_ROLE = "assistant"
+
+
+async def chat_completions(http_request: web.Request) -> web.StreamResponse:
+    """Answer a conversation."""
+    context = http_request.app[CONTEXT]
+    context.check_accepting()
+    request = decode_body(await read_json(http_request), ChatCompletionRequest)
+    context.check_model(request.model)
+    refuse_unsupported(request)
+    check_stream_options(request)
+    check_cache_salt(request.cache_salt)
+    num_logprobs = _num_logprobs(request)
+    prompt = await chat_prompt(context, request)
+    generation = Generation(
+        context=context,
+        request=request,
+        response_id=response_id(http_request, request, "chatcmpl"),
+        prompts=[prompt],
+        params=[_params(context, request, prompt, num_logprobs)],
+    )
+    if request.stream:
+        return await send_events(http_request, _chunks(generation, request))
+    return json_response(await _body(generation, request))
+
+
+def _params(
+    context: ServerContext, request: ChatCompletionRequest, prompt: Prompt, num_logprobs: int | None
+) -> SamplingParams:
+    requested = request.max_completion_tokens
+    if requested is None:
+        requested = request.max_tokens
+    if requested is None and "max_tokens" in context.sampling_defaults:
+        # The model's own limit, unlike a client's, may exceed a context that was made shorter.
+        limit = context.engine.max_model_len
+        requested = min(context.sampling_defaults["max_tokens"], limit)
+    return sampling_params(
+        request,
+        context.sampling_defaults,
+        max_tokens=resolve_max_tokens(
+            requested,
+            num_prompt_tokens=len(prompt.token_ids),
+            max_model_len=context.engine.max_model_len,
+        ),
+        logprobs=num_logprobs,
+        vocab_size=vocab_size(context),
+    )
+
+
+def _num_logprobs(request: ChatCompletionRequest) -> int | None:
+    """Return the alternatives per token, None if log probabilities are not wanted."""
+    top = request.top_logprobs or 0
+    if not 0 <= top <= MAX_LOGPROBS:
+        raise ParameterError("top_logprobs", top, f"must be in [0, {MAX_LOGPROBS}]")
+    if request.top_logprobs and not request.logprobs:
+        raise ApiError("top_logprobs needs logprobs: true.", param="top_logprobs")
+    return top if request.logprobs else None
+
+
+async def _body(generation: Generation, request: ChatCompletionRequest) -> dict[str, Any]:
+    choices = await generation.choices()
+    (prompt,) = generation.prompts
+    return {
+        **generation.envelope(_OBJECT),
+        "choices": [
+            _choice(generation, request, index, choice) for index, choice in enumerate(choices)
+        ],
+        "service_tier": None,
+        "system_fingerprint": generation.context.fingerprint,
+        "usage": generation.usage.body(),
+        "prompt_logprobs": None,
+        "prompt_token_ids": prompt.token_ids if request.return_token_ids else None,
+        "prompt_text": prompt.text if request.return_prompt_text else None,
+        "kv_transfer_params": None,
+    }
+
+
+def _choice(
+    generation: Generation, request: ChatCompletionRequest, index: int, choice: Choice
+) -> dict[str, Any]:
+    return {
+        "index": index,
+        "message": {
+            "role": _response_role(request),
+            "content": _echo(request) + choice.text,
+            "refusal": None,
+            "annotations": None,
+            "audio": None,
+            "function_call": None,
+            "reasoning": None,
+        },
+        "logprobs": _logprobs(generation, request, choice.token_ids, choice.logprobs),
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+        "token_ids": choice.token_ids if request.return_token_ids else None,
+    }
+
+
+def _response_role(request: ChatCompletionRequest) -> str:
+    """Return the answer's role: that of the last message where this one is continued."""
+    if request.add_generation_prompt or not request.messages:
+        return _RESPONSE_ROLE
+    return request.messages[-1].role
+
+
+def _echo(request: ChatCompletionRequest) -> str:
+    """Return the last message if it is wanted in front of the answer and has the same role."""
+    if not request.echo or not request.messages:
+        return ""
+    last = request.messages[-1]
+    return text_of(last) if last.role == _response_role(request) else ""
+
+
+def _logprobs(
+    generation: Generation,
+    request: ChatCompletionRequest,
+    token_ids: Sequence[int],
+    positions: Sequence[PositionLogprobs],
+) -> dict[str, Any] | None:
+    if not request.logprobs:
+        return None
+    return chat_logprobs(
+        generation.context.engine.tokenizer,
+        token_ids,
+        positions,
+        num_top=request.top_logprobs or 0,
+        as_token_ids=bool(request.return_tokens_as_token_ids),
+    )
+
+
+async def _chunks(generation: Generation, request: ChatCompletionRequest) -> Chunks:
+    is_first = True
+    async with aclosing(generation.outputs()) as outputs:
+        async for _, output in outputs:
+            group = _first_chunks(generation, request) if is_first else []
+            is_first = False
+            for delta in output.outputs:
+                group += _delta_chunks(generation, request, delta)
+            if group:
+                yield group
+    if generation.wants_usage_chunk:
+        yield [generation.usage_chunk(_CHUNK_OBJECT)]
+
+
+def _first_chunks(generation: Generation, request: ChatCompletionRequest) -> list[dict[str, Any]]:
+    """Return the chunks that open every choice: its role, and the echo if there is one."""
+    (prompt,) = generation.prompts
+    opening: dict[str, Any] = {
+        "prompt_token_ids": prompt.token_ids if request.return_token_ids else None,
+        "prompt_text": prompt.text if request.return_prompt_text else None,
+    }
+    if generation.wants_usage_in_chunks:
+        usage = generation.usage.body()
+        opening["usage"] = {**usage, "total_tokens": usage["prompt_tokens"], "completion_tokens": 0}
+    deltas: list[dict[str, str]] = [{"role": _response_role(request), "content": ""}]
+    if echo := _echo(request):
+        deltas.append({"content": echo})
+    return [
+        {
+            **_chunk(generation, index, {"delta": delta, "logprobs": None, "finish_reason": None}),
+            **opening,
+        }
+        for delta in deltas
+        for index in range(generation.num_samples)
+    ]
+
+
+def _delta_chunks(
+    generation: Generation, request: ChatCompletionRequest, delta: CompletionOutput
+) -> list[dict[str, Any]]:
+    """Return the chunk of a delta; none if there is nothing to say yet."""
+    token_ids = list(delta.token_ids) if request.return_token_ids else None
+    if not (delta.text or delta.logprobs or token_ids or delta.finish_reason):
+        return []
+    choice: dict[str, Any] = {
+        "delta": {"content": delta.text},
+        "logprobs": _logprobs(generation, request, delta.token_ids, delta.logprobs or ()),
+        "finish_reason": delta.finish_reason,
+    }
+    if delta.finish_reason:
+        choice["stop_reason"] = delta.stop_reason
+    choice["token_ids"] = token_ids
+    chunk = _chunk(generation, delta.index, choice)
+    if generation.wants_usage_in_chunks:
+        chunk["usage"] = generation.usage.body()
+    if delta.finish_reason and not generation.wants_usage_chunk:
+        chunk["system_fingerprint"] = generation.context.fingerprint
+    return [chunk]
+
+
+def _chunk(generation: Generation, index: int, choice: dict[str, Any]) -> dict[str, Any]:
+    return {**generation.envelope(_CHUNK_OBJECT), "choices": [{"index": index, **choice}]}

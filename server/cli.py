@@ -1,0 +1,114 @@
+"""The `paged` command: `serve`, `chat` and `generate`.
+
+Parsing needs neither JAX nor aiohttp, so that `paged --help` answers at once; each command imports
+what it needs when it runs. The files `cli*.py` are the only ones that read the environment.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from paged._version import __version__
+from paged.server.cli_errors import UserError
+from paged.server.cli_options import (
+    HelpFormatter,
+    add_client_options,
+    add_engine_options,
+    add_sampling_options,
+    add_server_options,
+    dashed,
+)
+
+_DESCRIPTION = """\
+LLM inference in JAX on a paged KV cache.
+
+MODEL is a directory in Hugging Face's format, a GGUF file, or an id on the Hugging Face Hub;
+without it, the demo model SmolLM2-135M-Instruct is used.
+"""
+
+# Command -> module with `run(args) -> int`.
+_COMMANDS = {
+    "serve": "paged.server.cli_serve",
+    "chat": "paged.server.cli_chat",
+    "generate": "paged.server.cli_generate",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status.
+
+    0 is success, 1 an error that a message on standard error explains, 130 an interruption.
+    Arguments that cannot be parsed exit with 2, from within.
+    """
+    args = build_parser().parse_args(dashed(sys.argv[1:] if argv is None else argv))
+    try:
+        command = importlib.import_module(_COMMANDS[args.command])
+        status: int = command.run(args)
+    except UserError as error:
+        print(f"paged: error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 1  # the reader of our output, such as `head`, has seen enough
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="paged",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("-v", "--version", action="version", version=f"paged {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    serve = _add_command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API")
+    add_server_options(serve)
+    add_engine_options(serve, log_level="info")
+
+    chat = _add_command(commands, "chat", "chat with a model in the terminal")
+    chat.add_argument("--system-prompt", metavar="TEXT", help="instructions for the model")
+    chat.add_argument("-q", "--quick", metavar="MESSAGE", help="send one message, print the answer")
+    add_client_options(chat)
+    add_sampling_options(chat, max_tokens=None)
+    add_engine_options(chat, log_level="warning")
+
+    generate = _add_command(commands, "generate", "continue prompts and print the text")
+    generate.add_argument(
+        "-p",
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="a prompt; repeat for several; without any, standard input is the prompt",
+    )
+    add_client_options(generate)
+    add_sampling_options(generate, max_tokens=128)
+    add_engine_options(generate, log_level="warning")
+    return parser
+
+
+def _add_command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="directory, GGUF file or Hub id (default: SmolLM2-135M-Instruct)",
+    )
+    return command
+
+
+if __name__ == "__main__":
+    sys.exit(main())

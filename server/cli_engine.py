@@ -1,0 +1,93 @@
+"""The engine that the command line's options describe, and a private server around it."""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import secrets
+import sys
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from paged.scheduler.config import EngineConfig
+from paged.server.cli_errors import user_errors
+from paged.server.cli_settings import engine_config, key_from_environment
+from paged.server.client import Client
+
+if TYPE_CHECKING:
+    from paged.scheduler.async_engine import AsyncEngine
+
+
+async def start_engine(args: argparse.Namespace, config: EngineConfig) -> "AsyncEngine":
+    """Load the model that the command line names and start its engine.
+
+    Raises: what `load_engine` raises.
+    """
+    # Imported here: JAX takes seconds, and a mistake in the options should show before.
+    from paged.scheduler.async_engine import AsyncEngine
+    from paged.scheduler.loading import load_engine
+
+    try:
+        loaded = await asyncio.to_thread(
+            load_engine,
+            args.model,
+            config,
+            progress=sys.stderr.isatty(),
+            revision=args.revision,
+            token=args.hf_token,
+        )
+    except asyncio.CancelledError:
+        # The thread may sit in the compiler for minutes, and a normal exit would wait for it.
+        # There is nothing to put in order: nobody has been served yet.
+        print("paged: stopped while loading", file=sys.stderr, flush=True)
+        os._exit(130)
+    engine = AsyncEngine(loaded)
+    engine.start()
+    return engine
+
+
+@contextlib.asynccontextmanager
+async def open_client(args: argparse.Namespace) -> AsyncIterator[Client]:
+    """Yield a client of the server at `args.url`, or of one that lives as long as the client.
+
+    The private server runs the same code as `paged serve` on a free port of the loopback address,
+    behind a random key.
+
+    Raises: UserError if the model cannot be loaded.
+    """
+    if args.url is not None:
+        key = args.api_key or key_from_environment()
+        async with Client(args.url, api_key=key, model=args.model) as client:
+            yield client
+        return
+    with user_errors():
+        config = engine_config(args)
+        print(f"Loading {args.model or 'the demo model'} ...", file=sys.stderr)
+        engine = await start_engine(args, config)
+    try:
+        async with serve_privately(engine) as client:
+            yield client
+    finally:
+        await engine.shutdown()
+
+
+@contextlib.asynccontextmanager
+async def serve_privately(engine: "AsyncEngine") -> AsyncIterator[Client]:
+    """Yield the client of a server that nobody else can use."""
+    from aiohttp import web
+
+    from paged.server.app import make_app, make_runner
+    from paged.server.settings import ServerSettings
+
+    key = secrets.token_urlsafe()
+    with user_errors():
+        app = make_app(engine, ServerSettings(api_keys=(key,), log_stats=False))
+    runner = make_runner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port = runner.addresses[0][1]
+        async with Client(f"http://127.0.0.1:{port}/v1", api_key=key) as client:
+            yield client
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,276 @@
+"""Options of the command line; names and meanings are vLLM's where vLLM has them."""
+
+import argparse
+import pathlib
+import re
+from collections.abc import Sequence
+
+from paged.scheduler.config import ATTENTION_BACKENDS, DTYPES, KV_CACHE_DTYPES, EngineConfig
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+DEFAULT_PORT = 8000
+
+_SUFFIXES = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "K": 2**10,
+    "M": 2**20,
+    "G": 2**30,
+}
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults where there are any, and leaves room for long option names."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=100)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or "(default:" in (action.help or ""):
+            return action.help
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return f"{action.help} (default: {'on' if action.default else 'off'})"
+        return super()._get_help_string(action)
+
+
+def dashed(argv: Sequence[str]) -> list[str]:
+    """Return the arguments with `--like_this` spelt `--like-this`; values stay as they are."""
+    result = []
+    for argument in argv:
+        name, equals, value = argument.partition("=")
+        if re.fullmatch(r"--[a-z][a-z_-]*", name):
+            argument = name.replace("_", "-") + equals + value
+        result.append(argument)
+    return result
+
+
+def size(text: str) -> int:
+    """Parse a count with an optional suffix: 16k is 16,000 and 16K is 16,384 (m, M, g, G too)."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size; write 4096, 16k or 16K, for example"
+        )
+    value = float(match[1]) * _SUFFIXES[match[2]]
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(value)
+
+
+def port(text: str) -> int:
+    """Parse a TCP port; 0 lets the system choose one."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; give a number from 0 to 65535")
+    return int(text)
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Add what concerns HTTP."""
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="0.0.0.0", help="address to listen on")
+    group.add_argument(
+        "--port", type=port, default=DEFAULT_PORT, help="port to listen on; 0 takes a free one"
+    )
+    group.add_argument(
+        "--api-key",
+        nargs="+",
+        action="extend",
+        metavar="KEY",
+        help="ask clients for one of these keys (default: $PAGED_API_KEY or $VLLM_API_KEY, else "
+        "none); /health, /ping and /metrics stay open",
+    )
+    group.add_argument(
+        "--metrics-require-key",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="ask for the key at /metrics, too",
+    )
+    group.add_argument(
+        "--served-model-name",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help="names of the model in requests, the first also in answers (default: MODEL)",
+    )
+    group.add_argument(
+        "--chat-template",
+        metavar="FILE|TEXT",
+        help="Jinja template, as a file or literally (default: the model's own)",
+    )
+    group.add_argument(
+        "--trust-request-chat-template",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="let requests bring their own template",
+    )
+    group.add_argument(
+        "--client-max-size",
+        type=size,
+        default="16M",
+        metavar="BYTES",
+        help="largest request body; larger ones are refused with 413",
+    )
+    group.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="time that running requests get to finish after SIGTERM",
+    )
+    group.add_argument(
+        "--disable-log-stats",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="do not log throughput and load every 10 seconds",
+    )
+    group.add_argument(
+        "--enable-log-requests",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="log id and parameters of each request, never its prompt",
+    )
+
+
+def add_engine_options(parser: argparse.ArgumentParser, *, log_level: str) -> None:
+    """Add what concerns model, memory and scheduling."""
+    _add_model_options(parser)
+    _add_cache_options(parser)
+    group = parser.add_argument_group("scheduling")
+    group.add_argument(
+        "--max-model-len",
+        type=size,
+        metavar="TOKENS",
+        help="longest prompt plus output; suffixes: k, K (1000, 1024) (default: the model's own)",
+    )
+    group.add_argument(
+        "--max-num-seqs",
+        type=size,
+        metavar="N",
+        help="most requests running at once (default: by device)",
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=size,
+        metavar="TOKENS",
+        help="most tokens computed in one step (default: by device)",
+    )
+    group.add_argument(
+        "--max-num-queued-reqs",
+        type=size,
+        metavar="N",
+        help="most waiting requests; further ones are refused with 429 (default: no limit)",
+    )
+    group = parser.add_argument_group("logging")
+    group.add_argument(
+        "--log-level", choices=LOG_LEVELS, default=log_level, help="least severe messages shown"
+    )
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    defaults = EngineConfig()
+    group = parser.add_argument_group("model")
+    group.add_argument("--revision", help="branch, tag or commit on the Hub (default: main)")
+    group.add_argument(
+        "--hf-token", metavar="TOKEN", help="Hub access token (default: the one you logged in with)"
+    )
+    group.add_argument(
+        "--dtype", choices=DTYPES, default=defaults.dtype, help="type of weights and activations"
+    )
+    group.add_argument(
+        "--attention-backend",
+        choices=ATTENTION_BACKENDS,
+        default=defaults.attention_backend,
+        help="implementation of attention; a name is that one or an error",
+    )
+    group.add_argument(
+        "--generation-config",
+        choices=("auto", "vllm"),
+        default=defaults.generation_config,
+        help="auto: sampling defaults from the model; vllm: neutral ones",
+    )
+    group.add_argument(
+        "--seed", type=int, default=defaults.seed, help="seed of requests that bring none"
+    )
+    group.add_argument(
+        "--compilation-cache-dir",
+        type=pathlib.Path,
+        metavar="DIR",
+        help="folder of compiled programs (default: $PAGED_CACHE_DIR/xla, else ~/.cache/paged/xla)",
+    )
+    group.add_argument(
+        "--compilation-cache",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep compiled programs for the next start",
+    )
+
+
+def _add_cache_options(parser: argparse.ArgumentParser) -> None:
+    defaults = EngineConfig()
+    group = parser.add_argument_group("memory")
+    group.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        default=defaults.gpu_memory_utilization,
+        metavar="SHARE",
+        help="share of the device's memory to use",
+    )
+    group.add_argument(
+        "--kv-cache-memory-bytes",
+        type=size,
+        metavar="BYTES",
+        help="size of the KV cache, such as 4G, instead of a share",
+    )
+    group.add_argument(
+        "--num-gpu-blocks-override",
+        type=size,
+        metavar="N",
+        help="number of KV blocks, instead of a size",
+    )
+    group.add_argument(
+        "--block-size", type=size, default=defaults.block_size, help="tokens per KV block"
+    )
+    group.add_argument(
+        "--kv-cache-dtype",
+        choices=KV_CACHE_DTYPES,
+        default=defaults.kv_cache_dtype,
+        help="type of the KV cache; auto: the model's",
+    )
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.enable_prefix_caching,
+        help="reuse the KV of prompts that begin alike",
+    )
+
+
+def add_client_options(parser: argparse.ArgumentParser) -> None:
+    """Add what concerns a running server."""
+    group = parser.add_argument_group(
+        "running server", "Use a server instead of loading the model here; engine options are void."
+    )
+    group.add_argument("--url", help=f"its address, such as http://localhost:{DEFAULT_PORT}/v1")
+    group.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="its key (default: $PAGED_API_KEY or $VLLM_API_KEY, if set)",
+    )
+
+
+def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> None:
+    """Add how tokens are chosen."""
+    group = parser.add_argument_group("sampling", "What is left out is the model's own default.")
+    group.add_argument(
+        "--max-tokens",
+        type=size,
+        default=max_tokens,
+        metavar="N",
+        help="most tokens to generate" + ("" if max_tokens else " (default: as many as fit)"),
+    )
+    group.add_argument("--temperature", type=float, help="0 takes the likeliest token, up to 2")
+    group.add_argument("--top-p", type=float, help="sample from this share of the probability")
+    group.add_argument("--top-k", type=int, help="sample from this many tokens")
+    group.add_argument("--sampling-seed", type=int, help="make the draw repeatable")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end the text before this")

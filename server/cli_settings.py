@@ -1,0 +1,106 @@
+"""From the values of the command line, and the environment, to settings."""
+
+import argparse
+import logging
+import os
+import pathlib
+import sys
+from typing import Any
+
+from paged.scheduler.config import EngineConfig
+from paged.server.settings import ServerSettings
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """Return the engine's settings.
+
+    Raises: ValueError if they contradict each other.
+    """
+    return EngineConfig(
+        max_model_len=args.max_model_len,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        block_size=args.block_size,
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        num_gpu_blocks_override=args.num_gpu_blocks_override,
+        enable_prefix_caching=args.enable_prefix_caching,
+        kv_cache_dtype=args.kv_cache_dtype,
+        dtype=args.dtype,
+        seed=args.seed,
+        attention_backend=args.attention_backend,
+        max_num_queued_reqs=args.max_num_queued_reqs,
+        generation_config=args.generation_config,
+        compilation_cache_dir=_compilation_cache_dir(args),
+    )
+
+
+def server_settings(args: argparse.Namespace) -> ServerSettings:
+    """Return the settings of the HTTP layer.
+
+    Raises: ValueError for an empty key or name; OSError if the template cannot be read.
+    """
+    return ServerSettings(
+        served_model_names=tuple(args.served_model_name or ()),
+        api_keys=tuple(args.api_key or filter(None, [key_from_environment()])),
+        metrics_require_key=args.metrics_require_key,
+        chat_template=None if args.chat_template is None else _read_template(args.chat_template),
+        trust_request_chat_template=args.trust_request_chat_template,
+        client_max_size=args.client_max_size,
+        log_requests=args.enable_log_requests,
+        log_stats=not args.disable_log_stats,
+    )
+
+
+def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the sampling options as fields of a request; what was left out is left out."""
+    fields = {
+        "max_tokens": args.max_tokens,
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "top_k": args.top_k,
+        "seed": args.sampling_seed,
+        "stop": args.stop,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def key_from_environment() -> str | None:
+    """Return the API key that the environment holds, if any."""
+    return os.environ.get("PAGED_API_KEY") or os.environ.get("VLLM_API_KEY")
+
+
+def set_up_logging(level: str) -> None:
+    """Log to standard error, one plain line per message."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.WARNING,
+        format="%(levelname)s %(asctime)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    # Only our own messages: those of the libraries are about their insides.
+    logging.getLogger("paged").setLevel(level.upper())
+
+
+def _compilation_cache_dir(args: argparse.Namespace) -> str | None:
+    if not args.compilation_cache:
+        return None
+    if args.compilation_cache_dir is not None:
+        return str(args.compilation_cache_dir.expanduser())
+    root = os.environ.get("PAGED_CACHE_DIR") or "~/.cache/paged"
+    return str(pathlib.Path(root).expanduser() / "xla")
+
+
+def _read_template(file_or_text: str) -> str:
+    """Return the template in a file, or the argument itself if it is one."""
+    looks_like_template = "{" in file_or_text or "\n" in file_or_text
+    if not looks_like_template:
+        try:
+            return pathlib.Path(file_or_text).expanduser().read_text(encoding="utf-8")
+        except (FileNotFoundError, IsADirectoryError):
+            raise ValueError(
+                f"--chat-template {file_or_text}: there is no such file, and it is no Jinja "
+                "template either."
+            ) from None
+    # As the reference does: shells make it hard to write a line break in an argument.
+    return file_or_text.replace("\\n", "\n")

@@ -1,0 +1,103 @@
+"""`ServerContext`: what every handler needs, stored once in the application."""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from paged._version import __version__
+from paged.server.errors import ApiError
+from paged.server.metrics import EngineMetrics
+from paged.server.sampling import sampling_defaults
+from paged.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from paged.models.chat_template import ChatTemplate
+    from paged.scheduler.async_engine import AsyncEngine
+
+
+@dataclass(slots=True)
+class ServerContext:
+    """The engine and what was derived from it at start-up; `is_draining` alone changes.
+
+    Attributes:
+      engine: serves the requests.
+      settings: of the HTTP layer.
+      model_names: accepted in requests; the first is reported in answers.
+      sampling_defaults: of requests that leave a parameter out.
+      chat_template: instead of the checkpoint's, if the settings bring one.
+      metrics: fed by the engine.
+      fingerprint: `system_fingerprint` of the answers; changes with version, model and settings.
+      max_token_chars: characters of the longest token, for a bound on the tokens of a text.
+      created: `created` of the model cards, Unix seconds.
+      is_draining: the server is about to stop and takes no new requests.
+    """
+
+    engine: "AsyncEngine"
+    settings: ServerSettings
+    model_names: tuple[str, ...]
+    sampling_defaults: Mapping[str, Any]
+    chat_template: "ChatTemplate | None"
+    metrics: EngineMetrics
+    fingerprint: str
+    max_token_chars: int
+    created: int = field(default_factory=lambda: int(time.time()))
+    is_draining: bool = False
+
+    @property
+    def model_name(self) -> str:
+        """The name that answers carry."""
+        return self.model_names[0]
+
+    def check_model(self, name: str | None) -> None:
+        """Accept a served name, or none; refuse others with 404."""
+        if name and name not in self.model_names:
+            aliases = ", ".join(self.model_names)
+            raise ApiError(
+                f"The model `{name}` does not exist. Valid aliases: {aliases}.",
+                status=404,
+                param="model",
+            )
+
+    def check_accepting(self) -> None:
+        """Refuse new work with 503 while the server drains."""
+        if self.is_draining:
+            raise ApiError("The server is shutting down and takes no new requests.", status=503)
+
+
+CONTEXT = web.AppKey("context", ServerContext)
+
+
+def make_context(engine: "AsyncEngine", settings: ServerSettings) -> ServerContext:
+    """Return the context of an application.
+
+    Raises: ValueError if the checkpoint's sampling defaults or the settings' template are wrong.
+    """
+    names = settings.served_model_names or (engine.model_name,)
+    template = None
+    if settings.chat_template is not None:
+        template = make_chat_template(engine, settings.chat_template)
+    identity = f"{__version__} {engine.model_name} {engine.config}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    return ServerContext(
+        engine=engine,
+        settings=settings,
+        model_names=names,
+        sampling_defaults=sampling_defaults(engine),
+        chat_template=template,
+        metrics=EngineMetrics(names[0], engine.max_model_len, engine.cache_info),
+        fingerprint=f"paged-{__version__}-{digest}",
+        # Byte-level vocabularies spell one character per byte, so this is never too small.
+        max_token_chars=max(map(len, engine.tokenizer.backend.get_vocab())),
+    )
+
+
+def make_chat_template(engine: "AsyncEngine", source: str) -> "ChatTemplate":
+    """Return a template that renders with the model's own special tokens."""
+    from paged.models.chat_template import ChatTemplate  # jinja2: only where a template is given
+
+    tokenizer = engine.tokenizer
+    return ChatTemplate(source, tokenizer.bos_token, tokenizer.eos_token)

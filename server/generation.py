@@ -1,0 +1,241 @@
+"""One HTTP request's run through the engine: several prompts, one stream of outputs, one usage."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from aiohttp import web
+
+from paged.scheduler.output import CompletionOutput, PositionLogprobs, RequestOutput
+from paged.scheduler.params import SamplingParams
+from paged.server.context import ServerContext
+from paged.server.errors import ApiError
+from paged.server.prompts import Prompt
+from paged.server.protocol import GenerationRequest
+
+logger = logging.getLogger(__name__)
+
+type Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
+"""Deltas of several prompts as they come: (index of the prompt, output)."""
+
+
+class Usage:
+    """Token counts of one HTTP request, growing while it runs.
+
+    Prompt tokens count once per prompt, however many samples it has.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt]) -> None:
+        self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        self._num_completion_tokens = 0
+        self._num_cached_tokens: dict[int, int] = {}
+
+    def add(self, prompt_index: int, output: RequestOutput) -> None:
+        """Count one output of the engine."""
+        # Of the first sample to report: the later ones of n find what this one has computed.
+        self._num_cached_tokens.setdefault(prompt_index, output.num_cached_tokens)
+        self._num_completion_tokens += sum(len(sample.token_ids) for sample in output.outputs)
+
+    def body(self) -> dict[str, Any]:
+        """Return the `usage` object; cached tokens are reported even if there are none."""
+        return {
+            "prompt_tokens": self._num_prompt_tokens,
+            "total_tokens": self._num_prompt_tokens + self._num_completion_tokens,
+            "completion_tokens": self._num_completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._num_cached_tokens.values())},
+        }
+
+
+@dataclass(slots=True)
+class Choice:
+    """All of one choice's deltas, joined."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(self.texts)
+
+    def add(self, delta: CompletionOutput) -> None:
+        """Append a delta."""
+        self.texts.append(delta.text)
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs or ()
+        if delta.finish_reason is not None:
+            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+@dataclass(slots=True, kw_only=True)
+class Generation:
+    """What one HTTP request asks of the engine, and what it has used so far.
+
+    Attributes:
+      context: of the application.
+      request: the decoded body.
+      response_id: `id` of the answer.
+      prompts: at least one.
+      params: one per prompt; None where no token is to be generated.
+      created: Unix seconds, the same in every chunk.
+      usage: counts what `outputs` has yielded.
+    """
+
+    context: ServerContext
+    request: GenerationRequest
+    response_id: str
+    prompts: Sequence[Prompt]
+    params: Sequence[SamplingParams | None]
+    created: int = field(default_factory=lambda: int(time.time()))
+    usage: Usage = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.usage = Usage(self.prompts)
+        if self.context.settings.log_requests:
+            logger.info("Received request %s: params: %s.", self.response_id, self.params[0])
+
+    @property
+    def num_samples(self) -> int:
+        """Choices per prompt."""
+        return 1 if self.request.n is None else self.request.n
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        """Whether the stream ends with a chunk of usage."""
+        options = self.request.stream_options
+        return options is not None and bool(options.include_usage)
+
+    @property
+    def wants_usage_in_chunks(self) -> bool:
+        """Whether every chunk of the stream carries the usage so far."""
+        options = self.request.stream_options
+        return self.wants_usage_chunk and bool(options and options.continuous_usage_stats)
+
+    def envelope(self, kind: str) -> dict[str, Any]:
+        """Return the first keys of every body and chunk."""
+        return {
+            "id": self.response_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.context.model_name,
+        }
+
+    def usage_chunk(self, kind: str) -> dict[str, Any]:
+        """Return the last chunk of a stream that was asked to report usage."""
+        return {
+            **self.envelope(kind),
+            "choices": [],
+            "usage": self.usage.body(),
+            "system_fingerprint": self.context.fingerprint,
+        }
+
+    async def outputs(self) -> Outputs:
+        """Yield the deltas of all prompts and count them.
+
+        Closing the generator, or cancelling its consumer, aborts what still runs.
+
+        Raises: what `AsyncEngine.generate` raises; ApiError if the engine gave a sample up.
+        """
+        runs = [self._run(index) for index in range(len(self.prompts))]
+        async with aclosing(runs[0] if len(runs) == 1 else _merged(runs)) as outputs:
+            async for index, output in outputs:
+                self.usage.add(index, output)
+                if any(sample.finish_reason == "error" for sample in output.outputs):
+                    raise ApiError("The engine could not finish this request.", status=500)
+                yield index, output
+
+    async def choices(self) -> list[Choice]:
+        """Run to the end and return all choices, those of the first prompt first."""
+        choices = [Choice() for _ in range(len(self.prompts) * self.num_samples)]
+        async with aclosing(self.outputs()) as outputs:
+            async for index, output in outputs:
+                for delta in output.outputs:
+                    choices[index * self.num_samples + delta.index].add(delta)
+        return choices
+
+    async def _run(self, index: int) -> Outputs:
+        prompt, params = self.prompts[index], self.params[index]
+        # Clients may repeat an id, the engine's must be unique.
+        request_id = f"{self.response_id}-{index}-{uuid.uuid4().hex[:8]}"
+        if params is None:
+            yield index, _nothing_generated(request_id, prompt, self.num_samples)
+            return
+        iterator = self.context.engine.generate(
+            prompt.token_ids,
+            params,
+            request_id=request_id,
+            prompt=prompt.text,
+            cache_salt=self.request.cache_salt,
+        )
+        async with aclosing(cast("AsyncGenerator[RequestOutput, None]", iterator)) as outputs:
+            async for output in outputs:
+                yield index, output
+
+
+async def _merged(runs: Sequence[Outputs]) -> Outputs:
+    """Yield from several generators as they come; the first error ends them all."""
+    # One item per run: a consumer that waits on a slow client makes the runs wait, too.
+    ready: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue(len(runs))
+
+    async def pump(run: Outputs) -> None:
+        try:
+            async with aclosing(run):
+                async for item in run:
+                    await ready.put(item)
+        except Exception as error:
+            await ready.put(error)
+        else:
+            await ready.put(None)
+
+    tasks = [asyncio.create_task(pump(run)) for run in runs]
+    num_running = len(tasks)
+    try:
+        while num_running:
+            item = await ready.get()
+            if item is None:
+                num_running -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _nothing_generated(request_id: str, prompt: Prompt, num_samples: int) -> RequestOutput:
+    """Return what the engine would say about a request for no tokens at all."""
+    samples = tuple(
+        CompletionOutput(index=index, text="", token_ids=(), finish_reason="length")
+        for index in range(num_samples)
+    )
+    return RequestOutput(
+        request_id=request_id,
+        prompt=prompt.text,
+        prompt_token_ids=tuple(prompt.token_ids),
+        outputs=samples,
+        finished=True,
+    )
+
+
+def response_id(http_request: web.Request, request: GenerationRequest, prefix: str) -> str:
+    """Return the id of the answer: the client's (header, then body) or a new one, prefixed."""
+    header = http_request.headers.get("X-Request-Id", "")
+    # Header bytes that are no UTF-8 arrive as surrogates, which JSON cannot carry.
+    name = header.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return f"{prefix}-{name or request.request_id or uuid.uuid4().hex}"
+
+
+def check_stream_options(request: GenerationRequest) -> None:
+    """Refuse options of a stream that was not asked for."""
+    if request.stream_options is not None and not request.stream:
+        raise ApiError("stream_options needs stream: true.", param="stream_options")

@@ -1,0 +1,204 @@
+"""Prometheus metrics with vLLM's names, fed by the `StepStats` of every engine step.
+
+Nothing below this floor counts anything; dashboards made for vLLM work unchanged.
+Source: vLLM `v1/metrics/loggers.py`.
+"""
+
+from collections import Counter as Tally
+from collections.abc import Mapping, Sequence
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from paged.scheduler.output import FinishedRequestStats, StepStats
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+_LABELS = ("model_name", "engine")
+_ENGINE = "0"
+
+_TTFT_SECONDS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40,
+    80, 160, 640, 2560,
+)  # fmt: skip
+_TOKEN_SECONDS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
+_REQUEST_SECONDS = (
+    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
+)  # fmt: skip
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_SAMPLES = (1, 2, 5, 10, 20)
+_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+_FINISH_REASONS = ("stop", "length", "abort", "error")
+
+
+class EngineMetrics:
+    """The metrics of one engine, in a registry of their own.
+
+    Args:
+      model_name: label of every series.
+      max_model_len: largest value that a length histogram needs a bucket for, tokens.
+      cache_info: labels of `cache_config_info`.
+    """
+
+    def __init__(self, model_name: str, max_model_len: int, cache_info: Mapping[str, str]) -> None:
+        # A switch of the whole library: `x_created` series double the page and nobody plots them.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry()
+        self._model_name = model_name
+        self._define_step_metrics()
+        self._define_request_metrics(length_buckets(max_model_len))
+        success = Counter(
+            "vllm:request_success",
+            "Finished samples by reason.",
+            (*_LABELS, "finished_reason"),
+            registry=self._registry,
+        )
+        self._success = {
+            reason: success.labels(model_name, _ENGINE, reason) for reason in _FINISH_REASONS
+        }
+        # A record arrives per sample, `request_params_n` counts requests: one per n records.
+        self._samples_of_n: Tally[int] = Tally()
+        info = Gauge(
+            "vllm:cache_config_info",
+            "Settings of the KV cache, as labels.",
+            (*cache_info, "engine"),
+            registry=self._registry,
+        )
+        info.labels(**cache_info, engine=_ENGINE).set(1)
+
+    def observe(self, stats: StepStats) -> None:
+        """Record one engine step."""
+        self._running.set(stats.num_running)
+        self._waiting.set(stats.num_waiting)
+        self._kv_cache_usage.set(stats.kv_cache_usage)
+        self._prefix_queries.inc(stats.prefix_queries)
+        self._prefix_hits.inc(stats.prefix_hits)
+        self._preemptions.inc(stats.num_preempted)
+        self._prompt_tokens.inc(stats.num_prompt_tokens)
+        self._prompt_tokens_cached.inc(stats.num_cached_prompt_tokens)
+        self._generation_tokens.inc(stats.num_generation_tokens)
+        if stats.num_tokens:
+            self._step_tokens.observe(stats.num_tokens)
+        for seconds in stats.ttft_seconds:
+            self._ttft.observe(seconds)
+        for seconds in stats.itl_seconds:
+            self._itl.observe(seconds)
+        for finished in stats.finished:
+            self._observe_finished(finished)
+
+    def render(self) -> bytes:
+        """Return the page in Prometheus' text format, version 0.0.4."""
+        return generate_latest(self._registry)
+
+    def _observe_finished(self, sample: FinishedRequestStats) -> None:
+        self._success[sample.finish_reason].inc()
+        self._e2e.observe(sample.e2e_seconds)
+        self._queue.observe(sample.queue_seconds)
+        self._prefill.observe(sample.prefill_seconds)
+        self._decode.observe(sample.decode_seconds)
+        self._inference.observe(sample.inference_seconds)
+        self._request_prompt_tokens.observe(sample.num_prompt_tokens)
+        self._request_generation_tokens.observe(sample.num_generation_tokens)
+        self._request_preemptions.observe(sample.num_preemptions)
+        if sample.num_generation_tokens > 1:
+            gaps = sample.num_generation_tokens - 1
+            self._time_per_token.observe(sample.decode_seconds / gaps)
+        if sample.max_tokens is not None:
+            self._params_max_tokens.observe(sample.max_tokens)
+        self._samples_of_n[sample.n] += 1
+        if self._samples_of_n[sample.n] == sample.n:
+            del self._samples_of_n[sample.n]
+            self._params_n.observe(sample.n)
+
+    def _define_step_metrics(self) -> None:
+        self._running = self._gauge("num_requests_running", "Requests in the running batch.")
+        self._waiting = self._gauge("num_requests_waiting", "Requests that wait to be run.")
+        self._kv_cache_usage = self._gauge(
+            "kv_cache_usage_perc", "Share of KV cache blocks in use, 0 to 1."
+        )
+        self._prefix_queries = self._counter(
+            "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
+        )
+        self._prefix_hits = self._counter(
+            "prefix_cache_hits", "Prompt tokens found in the prefix cache."
+        )
+        self._preemptions = self._counter("num_preemptions", "Preemptions of running requests.")
+        self._prompt_tokens = self._counter(
+            "prompt_tokens", "Prompt tokens processed, cached ones included."
+        )
+        self._prompt_tokens_cached = self._counter(
+            "prompt_tokens_cached", "Prompt tokens taken from the prefix cache."
+        )
+        self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self._step_tokens = self._histogram(
+            "iteration_tokens_total", "Tokens computed per engine step.", _STEP_TOKENS
+        )
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "Arrival to first token.", _TTFT_SECONDS
+        )
+        self._itl = self._histogram(
+            "inter_token_latency_seconds", "Gap between two tokens of a request.", _TOKEN_SECONDS
+        )
+
+    def _define_request_metrics(self, lengths: Sequence[int]) -> None:
+        def seconds(name: str, text: str) -> Histogram:
+            return self._histogram(name, text, _REQUEST_SECONDS)
+
+        self._e2e = seconds("e2e_request_latency_seconds", "Arrival to end.")
+        self._queue = seconds("request_queue_time_seconds", "Queued to first scheduled.")
+        self._prefill = seconds("request_prefill_time_seconds", "First scheduled to first token.")
+        self._decode = seconds("request_decode_time_seconds", "First token to last token.")
+        self._inference = seconds(
+            "request_inference_time_seconds", "First scheduled to last token."
+        )
+        self._time_per_token = self._histogram(
+            "request_time_per_output_token_seconds",
+            "Mean gap between the tokens of a request.",
+            _TOKEN_SECONDS,
+        )
+        self._request_prompt_tokens = self._histogram(
+            "request_prompt_tokens", "Prompt tokens per request.", lengths
+        )
+        self._request_generation_tokens = self._histogram(
+            "request_generation_tokens", "Generated tokens per request.", lengths
+        )
+        self._params_max_tokens = self._histogram(
+            "request_params_max_tokens", "Most tokens a request may generate.", lengths
+        )
+        self._params_n = self._histogram("request_params_n", "Samples per request.", _SAMPLES)
+        self._request_preemptions = self._histogram(
+            "request_num_preemptions", "Preemptions per request.", _PREEMPTIONS
+        )
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        gauge = Gauge(f"vllm:{name}", text, _LABELS, registry=self._registry)
+        return gauge.labels(self._model_name, _ENGINE)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        counter = Counter(f"vllm:{name}", text, _LABELS, registry=self._registry)
+        return counter.labels(self._model_name, _ENGINE)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        histogram = Histogram(
+            f"vllm:{name}", text, _LABELS, registry=self._registry, buckets=buckets
+        )
+        return histogram.labels(self._model_name, _ENGINE)
+
+
+def length_buckets(max_value: int) -> list[int]:
+    """Return 1, 2, 5, 10, 20, 50, ... up to `max_value`."""
+    buckets: list[int] = []
+    decade = 1
+    while decade <= max_value:
+        buckets += [step * decade for step in (1, 2, 5) if step * decade <= max_value]
+        decade *= 10
+    return buckets

@@ -1,0 +1,82 @@
+"""What operators and tools ask: models, version, health, load, metrics."""
+
+from typing import Any
+
+from aiohttp import web
+
+from paged._version import __version__
+from paged.server.context import CONTEXT, ServerContext
+from paged.server.errors import json_response
+from paged.server.metrics import CONTENT_TYPE
+
+
+async def list_models(request: web.Request) -> web.Response:
+    """Return the cards of all served names."""
+    context = request.app[CONTEXT]
+    return json_response(
+        {"object": "list", "data": [_card(context, name) for name in context.model_names]}
+    )
+
+
+async def show_model(request: web.Request) -> web.Response:
+    """Return the card of one served name."""
+    context = request.app[CONTEXT]
+    name = request.match_info["model"]
+    context.check_model(name)
+    return json_response(_card(context, name))
+
+
+async def health(request: web.Request) -> web.Response:
+    """Return 200 while the engine can serve; 503 if it is dead, stuck or about to stop."""
+    context = request.app[CONTEXT]
+    context.check_accepting()
+    context.engine.check_health()
+    return web.Response()
+
+
+async def version(_request: web.Request) -> web.Response:
+    """Return the version of this program."""
+    return json_response({"version": __version__})
+
+
+async def load(request: web.Request) -> web.Response:
+    """Return the number of requests in flight."""
+    return json_response({"server_load": request.app[CONTEXT].engine.num_unfinished})
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Return the metrics page in Prometheus' text format."""
+    return web.Response(
+        body=request.app[CONTEXT].metrics.render(), headers={"Content-Type": CONTENT_TYPE}
+    )
+
+
+def _card(context: ServerContext, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": context.created,
+        "owned_by": "paged",
+        "root": context.engine.model_name,
+        "parent": None,
+        "max_model_len": context.engine.max_model_len,
+        "permission": [_permission(context)],
+    }
+
+
+def _permission(context: ServerContext) -> dict[str, Any]:
+    """Return the object that old OpenAI clients expect on a card; it grants nothing here."""
+    return {
+        "id": f"modelperm-{context.fingerprint}",
+        "object": "model_permission",
+        "created": context.created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }

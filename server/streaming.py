@@ -1,0 +1,50 @@
+"""Server-sent events: one `data:` line per chunk, `[DONE]` at the end, errors as events."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from paged.server.errors import to_api_error
+
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    # Proxies of the nginx family would otherwise collect the whole stream before passing it on.
+    "X-Accel-Buffering": "no",
+}
+_DONE = b"data: [DONE]\n\n"
+
+type Chunks = AsyncGenerator[Sequence[dict[str, Any]], None]
+"""Groups of chunks; each group is written at once."""
+
+
+async def send_events(request: web.Request, chunks: Chunks) -> web.StreamResponse:
+    """Stream chunks to the client until they end; `chunks` is closed in any case.
+
+    The first group is awaited before the headers go out, so what is wrong with a request is still
+    answered with its own status. Later errors become one event of the usual error shape. Writing
+    waits while the client's buffer is full: a slow reader holds up nobody else, and what it has
+    not read stays with the engine.
+    """
+    async with aclosing(chunks):
+        first = await anext(chunks, ())
+        response = web.StreamResponse(headers=_HEADERS)
+        await response.prepare(request)
+        try:
+            await response.write(_encode(first))
+            async for group in chunks:
+                await response.write(_encode(group))
+        except ConnectionError:
+            raise  # the client is gone: nobody to tell
+        except Exception as error:
+            await response.write(_encode([to_api_error(error).body()]))
+        await response.write(_DONE)
+        await response.write_eof()
+        return response
+
+
+def _encode(group: Sequence[dict[str, Any]]) -> bytes:
+    return b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in group)

@@ -1,0 +1,139 @@
+"""Writes small GGUF files the way llama.cpp's converter does."""
+
+import functools
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+
+Kind = gguf.GGMLQuantizationType
+
+
+def write_gguf(
+    path: Path,
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, tuple[np.ndarray, Kind]],
+    architecture: str = "llama",
+) -> Path:
+    """Write a GGUF file; tensors are given as values and the type to store them in."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in metadata.items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+    for name, (values, kind) in tensors.items():
+        writer.add_tensor(name, gguf.quantize(values.astype(np.float32), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def convert_to_gguf(directory: Path, tokenizer_directory: Path, path: Path, **changes: Any) -> Path:
+    """Convert a llama or qwen2 checkpoint.
+
+    `changes` are metadata keys with "__" for "."; None removes one.
+    """
+    config = json.loads((directory / "config_classic.json").read_text())
+    architecture = config["model_type"]
+    metadata = model_metadata(config) | byte_vocab_metadata(tokenizer_directory)
+    for key, value in changes.items():
+        metadata[key.replace("__", ".")] = value
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    heads = {}
+    if architecture == "llama":
+        heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
+    tensors = {}
+    for name, values in load_file(directory / "model.safetensors").items():
+        values = np.asarray(values, np.float32)
+        for projection, num_heads in heads.items():
+            if f"{projection}_proj" in name:
+                values = permute(values, num_heads)
+        tensors[gguf_name(name)] = (values, Kind.F32 if values.ndim == 1 else Kind.BF16)
+    scaling = config["rope_scaling"] or {}
+    if scaling.get("rope_type") == "llama3":
+        tensors["rope_freqs.weight"] = (llama3_factors(config), Kind.F32)
+    return write_gguf(path, metadata, tensors, architecture)
+
+
+def model_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
+    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    values = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": config["rope_theta"],
+        "rope.dimension_count": head_dim,
+    }
+    scaling = config["rope_scaling"] or {}
+    if scaling.get("rope_type") == "yarn":
+        values["rope.scaling.type"] = "yarn"
+        values["rope.scaling.factor"] = scaling["factor"]
+        context = scaling["original_max_position_embeddings"]
+        values["rope.scaling.original_context_length"] = context
+    return {f"{config['model_type']}.{key}": value for key, value in values.items()}
+
+
+def byte_vocab_metadata(directory: Path) -> dict[str, Any]:
+    """Vocabulary of the tiny byte tokenizer; it has no merges, so no pre-tokenizer matters."""
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    special = {token["content"] for token in tokenizer["added_tokens"]}
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if token in special else 1 for token in tokens],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.chat_template": json.loads((directory / "tokenizer_config.json").read_text())[
+            "chat_template"
+        ],
+    }
+
+
+def gguf_name(name: str) -> str:
+    """GGUF name of a Hugging Face tensor, by gguf's own table."""
+    mapped = _name_map().get_name(name, try_suffixes=(".weight", ".bias"))
+    assert mapped is not None
+    return mapped
+
+
+@functools.cache
+def _name_map() -> gguf.TensorNameMap:
+    return gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+
+
+def permute(values: np.ndarray, num_heads: int) -> np.ndarray:
+    """llama.cpp's reordering of q and k rows (`LlamaModel.permute` in convert_hf_to_gguf.py)."""
+    halves = values.reshape(num_heads, 2, values.shape[0] // num_heads // 2, *values.shape[1:])
+    return halves.swapaxes(1, 2).reshape(values.shape)
+
+
+def llama3_factors(config: Mapping[str, Any]) -> np.ndarray:
+    """Frequency factors as the converter computes them, wave by wave."""
+    scaling, head_dim = config["rope_scaling"], config["head_dim"]
+    context = scaling["original_max_position_embeddings"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    factors = []
+    for i in range(0, head_dim, 2):
+        wave = 2 * math.pi * config["rope_theta"] ** (i / head_dim)
+        if wave < context / high:
+            factors.append(1.0)
+        elif wave > context / low:
+            factors.append(scaling["factor"])
+        else:
+            smooth = (context / wave - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / scaling["factor"] + smooth))
+    return np.array(factors, np.float32)

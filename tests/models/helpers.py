@@ -1,0 +1,107 @@
+"""Runs token chunks of several sequences through `forward` over one shuffled paged cache."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from paged.kv_cache import KVCache, KVCacheSpec, allocate_kv_cache
+from paged.metadata import AttentionMetadata
+from paged.models.batch import ForwardBatch
+from paged.models.config import ModelConfig
+from paged.models.forward import abstract_model, compute_logits, forward
+
+BLOCK_SIZE = 4
+NUM_TOKENS, NUM_SEQS, MAX_BLOCKS = 64, 3, 16  # one static shape, so one compilation per model
+
+
+class PagedModel:
+    """A model, its cache and the block tables of the sequences it has seen."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: nnx.State[Any, Any],
+        *,
+        dtype: str,
+        cache_sharding: jax.sharding.Sharding | None = None,
+    ) -> None:
+        graphdef, _ = abstract_model(config, dtype=dtype)
+        spec = KVCacheSpec(
+            config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, dtype
+        )
+        num_blocks = 1 + NUM_SEQS * MAX_BLOCKS
+        self.params = params
+        self.cache = allocate_kv_cache(spec, num_blocks, cache_sharding)
+        shuffled = np.random.default_rng(0).permutation(np.arange(1, num_blocks))
+        self.block_tables = shuffled.reshape(NUM_SEQS, MAX_BLOCKS).astype(np.int32)
+        self.num_computed = [0] * NUM_SEQS
+
+        def step(
+            params: nnx.State[Any, Any], cache: KVCache, batch: ForwardBatch
+        ) -> tuple[Array, KVCache]:
+            hidden, cache = forward(graphdef, params, cache, batch)
+            return compute_logits(graphdef, params, hidden), cache
+
+        self._step = jax.jit(step, donate_argnums=1)
+
+    def logits(self, chunks: Mapping[int, Sequence[int]]) -> dict[int, np.ndarray]:
+        """Append the chunks to their sequences; return float32 `[len(chunk), vocab]` of each."""
+        batch = self._batch(chunks)
+        logits, self.cache = self._step(self.params, self.cache, batch)
+        ends = np.cumsum([len(chunk) for chunk in chunks.values()])
+        parts = np.split(np.asarray(logits), ends)
+        return dict(zip(chunks, parts, strict=False))  # the last part is padding
+
+    def _batch(self, chunks: Mapping[int, Sequence[int]]) -> ForwardBatch:
+        arrays = {name: np.zeros(NUM_TOKENS, np.int32) for name in ("ids", "positions", "slots")}
+        block_tables = np.zeros((NUM_SEQS, MAX_BLOCKS), np.int32)
+        seq_lens = np.zeros(NUM_SEQS, np.int32)
+        query_start_loc = np.zeros(NUM_SEQS + 1, np.int32)
+        start = 0
+        for row, (sequence, chunk) in enumerate(chunks.items()):
+            positions = self.num_computed[sequence] + np.arange(len(chunk))
+            rows = slice(start, start + len(chunk))
+            table = self.block_tables[sequence]
+            arrays["ids"][rows] = chunk
+            arrays["positions"][rows] = positions
+            arrays["slots"][rows] = table[positions // BLOCK_SIZE] * BLOCK_SIZE + (
+                positions % BLOCK_SIZE
+            )
+            self.num_computed[sequence] += len(chunk)
+            block_tables[row] = table
+            seq_lens[row] = self.num_computed[sequence]
+            start += len(chunk)
+            query_start_loc[row + 1 :] = start
+        return ForwardBatch(
+            token_ids=arrays["ids"],
+            positions=arrays["positions"],
+            attention=AttentionMetadata(
+                block_tables=block_tables,
+                seq_lens=seq_lens,
+                query_start_loc=query_start_loc,
+                slot_mapping=arrays["slots"],
+            ),
+            logits_indices=np.maximum(query_start_loc[1:] - 1, 0),
+        )
+
+
+def prefill_in_chunks(
+    model: PagedModel, prompts: Mapping[int, Sequence[int]], chunk_sizes: Mapping[int, int]
+) -> dict[int, np.ndarray]:
+    """Return logits of all prompt positions, `[len(prompt), vocab]`, computed chunk by chunk."""
+    num_steps = max(math.ceil(len(prompts[i]) / chunk_sizes[i]) for i in prompts)
+    parts: dict[int, list[np.ndarray]] = {sequence: [] for sequence in prompts}
+    for step in range(num_steps):
+        chunks = {
+            sequence: prompt[step * size : (step + 1) * size]
+            for sequence, prompt in prompts.items()
+            if (size := chunk_sizes[sequence]) * step < len(prompt)
+        }
+        for sequence, logits in model.logits(chunks).items():
+            parts[sequence].append(logits)
+    return {sequence: np.concatenate(arrays) for sequence, arrays in parts.items()}

@@ -1,0 +1,64 @@
+"""Tiny random models give the logits and greedy tokens that transformers gives.
+
+Two prompts share every batch: their blocks are shuffled, their prompts are cut into chunks of
+different sizes, and they decode together, so the paged path is what is compared.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paged.models.config import ModelConfig
+from paged.models.weights import SafetensorsSource, load_params
+from tests.models.helpers import PagedModel, prefill_in_chunks
+
+MODELS = ("llama", "llama3_rope", "qwen2_yarn")
+CHUNK_SIZES = {0: 5, 1: 16}
+# Below this gap two ways to add up the same float32 numbers may choose different tokens.
+NEAR_TIE = 1e-3
+
+
+def load_golden(data_dir: Path, name: str, config_file: str, dtype: str) -> tuple:
+    folder = data_dir / "golden" / "tiny" / name
+    config = ModelConfig.from_hf(json.loads((folder / config_file).read_text()))
+    params = load_params(config, SafetensorsSource(folder), dtype=dtype, progress=False)
+    cases = json.loads((folder / "expected.json").read_text())["cases"]
+    return PagedModel(config, params, dtype=dtype), dict(enumerate(cases))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("config_file", ["config.json", "config_classic.json"])
+def test_float32_logits_and_greedy_tokens_equal_the_reference(
+    data_dir: Path, name: str, config_file: str
+) -> None:
+    model, cases = load_golden(data_dir, name, config_file, "float32")
+    prompts = {i: case["prompt_ids"] for i, case in cases.items()}
+    logits = prefill_in_chunks(model, prompts, CHUNK_SIZES)
+    for i, case in cases.items():
+        # 3.5e-5 is the largest difference seen between independent float32 implementations.
+        np.testing.assert_allclose(logits[i], case["logits"], atol=1e-4, rtol=1e-5)
+
+    last = {i: logits[i][-1] for i in cases}
+    num_compared = 0
+    for step in range(len(cases[0]["greedy_ids"])):
+        for i, case in cases.items():
+            if min(case["greedy_gaps"][: step + 1]) > NEAR_TIE:
+                assert last[i].argmax() == case["greedy_ids"][step], (i, step)
+                num_compared += 1
+        # Fed the reference's token, so that a near tie does not end the comparison.
+        step_logits = model.logits({i: [case["greedy_ids"][step]] for i, case in cases.items()})
+        last = {i: step_logits[i][-1] for i in cases}
+    assert num_compared >= 16
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bfloat16_logits_stay_within_rounding_of_the_reference(data_dir: Path, name: str) -> None:
+    model, cases = load_golden(data_dir, name, "config.json", "bfloat16")
+    prompts = {i: case["prompt_ids"] for i, case in cases.items()}
+    logits = prefill_in_chunks(model, prompts, CHUNK_SIZES)
+    errors = np.concatenate([np.abs(logits[i] - case["logits"]) for i, case in cases.items()])
+    # transformers in bfloat16 is off by up to 0.43, on average 0.046.
+    assert errors.max() < 0.6
+    assert errors.mean() < 0.06

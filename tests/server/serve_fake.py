@@ -1,0 +1,23 @@
+"""Serves a `FakeEngine` as `paged serve`: python -m tests.server.serve_fake TIMEOUT ANSWER."""
+
+import asyncio
+import sys
+
+from paged.server.cli_serve import reserve_port, serve_until_stopped
+from paged.server.cli_settings import set_up_logging
+from paged.server.settings import ServerSettings
+from tests.server.fake_engine import FakeEngine
+
+
+async def start() -> FakeEngine:
+    return FakeEngine(answer=sys.argv[2], max_model_len=100_000, step_seconds=0.01)
+
+
+if __name__ == "__main__":
+    set_up_logging("info")
+    with reserve_port("127.0.0.1", 0) as listener:
+        asyncio.run(
+            serve_until_stopped(
+                start, ServerSettings(), listener, shutdown_timeout=float(sys.argv[1])
+            )
+        )

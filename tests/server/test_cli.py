@@ -1,0 +1,345 @@
+"""The command line: spellings, sizes, settings, help, messages; nothing is loaded here."""
+
+import argparse
+import logging
+import re
+import subprocess
+import sys
+
+import pytest
+
+from paged._version import __version__
+from paged.scheduler.config import EngineConfig
+from paged.server import cli_errors
+from paged.server.cli import build_parser, main
+from paged.server.cli_errors import UserError, user_errors
+from paged.server.cli_options import dashed, size
+from paged.server.cli_settings import (
+    engine_config,
+    sampling_fields,
+    server_settings,
+    set_up_logging,
+)
+from paged.server.settings import ServerSettings
+from tests.server.process import ROOT
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    return build_parser().parse_args(dashed(arguments))
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch):
+    for name in ("PAGED_API_KEY", "VLLM_API_KEY", "PAGED_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_defaults_are_those_of_the_settings():
+    args = parse("serve")
+    config = engine_config(args)
+    cache_dir = config.compilation_cache_dir
+    assert config == EngineConfig(compilation_cache_dir=cache_dir)
+    assert re.search(r"/\.cache/paged/xla$", cache_dir)
+    assert server_settings(args) == ServerSettings()
+    assert (args.model, args.host, args.port) == (None, "0.0.0.0", 8000)
+
+
+def test_every_engine_option_arrives():
+    args = parse(
+        "serve",
+        "some/model",
+        "--max-model-len=4K",
+        "--max-num-seqs=32",
+        "--max-num-batched-tokens=2k",
+        "--block-size=32",
+        "--gpu-memory-utilization=0.5",
+        "--kv-cache-memory-bytes=2G",
+        "--num-gpu-blocks-override=100",
+        "--no-enable-prefix-caching",
+        "--kv-cache-dtype=float16",
+        "--dtype=bfloat16",
+        "--seed=7",
+        "--attention-backend=xla",
+        "--max-num-queued-reqs=9",
+        "--generation-config=vllm",
+        "--compilation-cache-dir=/tmp/x",
+        "--revision=v1",
+        "--hf-token=secret",
+    )
+    assert engine_config(args) == EngineConfig(
+        max_model_len=4096,
+        max_num_seqs=32,
+        max_num_batched_tokens=2000,
+        block_size=32,
+        gpu_memory_utilization=0.5,
+        kv_cache_memory_bytes=2**31,
+        num_gpu_blocks_override=100,
+        enable_prefix_caching=False,
+        kv_cache_dtype="float16",
+        dtype="bfloat16",
+        seed=7,
+        attention_backend="xla",
+        max_num_queued_reqs=9,
+        generation_config="vllm",
+        compilation_cache_dir="/tmp/x",
+    )
+    assert (args.model, args.revision, args.hf_token) == ("some/model", "v1", "secret")
+
+
+def test_every_server_option_arrives(tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages }}")
+    args = parse(
+        "serve",
+        "--api-key",
+        "a",
+        "b",
+        "--api-key",
+        "c",
+        "--served-model-name",
+        "x",
+        "y",
+        "--metrics-require-key",
+        f"--chat-template={template}",
+        "--trust-request-chat-template",
+        "--client-max-size=1M",
+        "--enable-log-requests",
+        "--disable-log-stats",
+        "--shutdown-timeout=5",
+    )
+    assert server_settings(args) == ServerSettings(
+        served_model_names=("x", "y"),
+        api_keys=("a", "b", "c"),
+        metrics_require_key=True,
+        chat_template="{{ messages }}",
+        trust_request_chat_template=True,
+        client_max_size=2**20,
+        log_requests=True,
+        log_stats=False,
+    )
+    assert args.shutdown_timeout == 5
+
+
+def test_underscores_are_understood_in_names_but_not_in_values():
+    assert dashed(["--max_model_len=a_b", "--max_num_seqs", "my_model", "-x_y", "--", "a_b"]) == [
+        "--max-model-len=a_b",
+        "--max-num-seqs",
+        "my_model",
+        "-x_y",
+        "--",
+        "a_b",
+    ]
+    args = parse("serve", "my_model", "--max_model_len", "16k", "--no_enable_prefix_caching")
+    assert (args.model, args.max_model_len) == ("my_model", 16_000)
+    assert not args.enable_prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("7", 7),
+        ("16k", 16_000),
+        ("16K", 16_384),
+        ("25.6k", 25_600),
+        ("1m", 10**6),
+        ("1M", 2**20),
+        ("2g", 2 * 10**9),
+        ("2G", 2**31),
+    ],
+)
+def test_sizes(text, value):
+    assert size(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "k", "-1", "1kk", "1T", "x", "1e3"])
+def test_what_is_no_size(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is no size; write 4096, 16k or 16K"):
+        size(text)
+
+
+def test_size_must_be_whole():
+    with pytest.raises(argparse.ArgumentTypeError, match=r"'1\.5' is no whole number"):
+        size("1.5")
+
+
+@pytest.mark.parametrize("name", ["PAGED_API_KEY", "VLLM_API_KEY"])
+def test_key_may_come_from_the_environment(monkeypatch, name):
+    monkeypatch.setenv(name, "from-environment")
+    assert server_settings(parse("serve")).api_keys == ("from-environment",)
+    assert server_settings(parse("serve", "--api-key", "a")).api_keys == ("a",)
+
+
+def test_cache_folder_may_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("PAGED_CACHE_DIR", "/somewhere")
+    assert engine_config(parse("serve")).compilation_cache_dir == "/somewhere/xla"
+    assert engine_config(parse("serve", "--no-compilation-cache")).compilation_cache_dir is None
+
+
+def test_template_may_be_literal():
+    args = parse("serve", "--chat-template", r"{{ messages }}\n")
+    assert server_settings(args).chat_template == "{{ messages }}\n"
+
+
+def test_template_file_must_exist():
+    with pytest.raises(ValueError, match=r"no-such\.jinja: there is no such file, and it is no"):
+        server_settings(parse("serve", "--chat-template", "no-such.jinja"))
+
+
+def test_sampling_fields_leave_out_what_was_not_given():
+    assert sampling_fields(parse("chat")) == {}
+    assert sampling_fields(parse("generate")) == {"max_tokens": 128}
+    options = ["--temperature=0", "--stop", "a", "--stop", "b", "--sampling-seed=0"]
+    assert sampling_fields(parse("chat", *options)) == {
+        "temperature": 0.0,
+        "stop": ["a", "b"],
+        "seed": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["nope"], "invalid choice: 'nope'"),
+        (["serve", "--nope"], "unrecognized arguments: --nope"),
+        # Abbreviations would change meaning when an option is added.
+        (["serve", "--max-model", "5"], "unrecognized arguments: --max-model"),
+        (["serve", "--port", "70000"], "argument --port: '70000' is no port"),
+        (["serve", "--port", "http"], "argument --port: 'http' is no port"),
+        (["serve", "--max-model-len", "long"], "argument --max-model-len: 'long' is no size"),
+        (["serve", "--dtype", "int4"], "argument --dtype: invalid choice: 'int4'"),
+        (["serve", "--attention-backend", "x"], "argument --attention-backend: invalid choice"),
+    ],
+)
+def test_wrong_usage_exits_with_2(capsys, arguments, message):
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    assert exit_info.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--block-size", "0"], "block_size=0 must be at least 1."),
+        (["--gpu-memory-utilization", "1.5"], "gpu_memory_utilization=1.5 must be in (0, 1]."),
+        (
+            ["--max-num-batched-tokens", "8", "--max-num-seqs", "9"],
+            "max_num_batched_tokens=8 must be at least max_num_seqs=9",
+        ),
+        (["--client-max-size", "0"], "client_max_size=0 must be at least 1 byte."),
+        (["--api-key", ""], "api_keys must not hold an empty string."),
+        (["--chat-template", "/no/such/file"], "there is no such file"),
+    ],
+)
+def test_contradicting_settings_are_one_line(capsys, arguments, message):
+    assert main(["serve", "--host", "127.0.0.1", *arguments]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("paged: error: ")
+    assert message in line
+
+
+@pytest.mark.parametrize("option", ["-v", "--version"])
+def test_version(capsys, option):
+    with pytest.raises(SystemExit) as exit_info:
+        main([option])
+    assert exit_info.value.code == 0
+    assert capsys.readouterr().out == f"paged {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "generate"])
+def test_help_shows_defaults_and_groups(capsys, command):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    for group in ("model:", "memory:", "scheduling:", "logging:"):
+        assert f"\n{group}\n" in text
+    words = " ".join(text.split())
+    assert "type of weights and activations (default: auto)" in words
+    assert "reuse the KV of prompts that begin alike (default: on)" in words
+    assert "(default: None)" not in words
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_help_needs_neither_jax_nor_aiohttp():
+    script = (
+        "import sys\n"
+        "from paged.server.cli import build_parser\n"
+        "build_parser().format_help()\n"
+        "heavy = {'jax', 'flax', 'numpy', 'aiohttp', 'tokenizers', 'jinja2', 'prometheus_client'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "[]\n"
+
+
+def test_interruption_exits_with_130(monkeypatch):
+    def interrupt(_args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "paged.server.cli_serve", argparse.Namespace(run=interrupt))
+    assert main(["serve"]) == 130
+
+
+def test_closed_output_is_no_traceback(monkeypatch):
+    def write(_args):
+        raise BrokenPipeError
+
+    monkeypatch.setitem(sys.modules, "paged.server.cli_generate", argparse.Namespace(run=write))
+    assert main(["generate", "-p", "x"]) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("a\n  b"), NotImplementedError("a b"), FileNotFoundError("a b")]
+)
+def test_what_a_user_can_cause_becomes_one_line(error, caplog):
+    caplog.set_level("DEBUG", logger=cli_errors.__name__)
+    with pytest.raises(UserError, match=r"^a b$"), user_errors():
+        raise error
+    assert caplog.records[0].exc_info is not None, "the traceback is for --log-level debug"
+
+
+def test_own_mistakes_keep_their_traceback():
+    with pytest.raises(ZeroDivisionError, match="mine"), user_errors():
+        raise ZeroDivisionError("mine")
+
+
+def test_logging_shows_own_messages_and_the_libraries_warnings():
+    script = (
+        "import logging\n"
+        "from paged.server.cli_settings import set_up_logging\n"
+        "set_up_logging('info')\n"
+        "logging.getLogger('paged.x').info('own')\n"
+        "logging.getLogger('other').info('chatter')\n"
+        "logging.getLogger('other').warning('warning')\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert run.stdout == ""
+    lines = [re.sub(r"\d\d:\d\d:\d\d", "TIME", line) for line in run.stderr.splitlines()]
+    assert lines == ["INFO TIME paged.x: own", "WARNING TIME other: warning"]
+
+
+def test_log_level_is_that_of_the_command():
+    assert parse("serve").log_level == "info"
+    assert parse("chat").log_level == "warning"
+    set_up_logging("error")
+    assert logging.getLogger("paged").level == logging.ERROR
+
+
+def test_open_server_without_key_is_warned_about(caplog, monkeypatch):
+    from paged.server import cli_serve
+
+    def stop(_host, _port):
+        raise UserError("stop here")
+
+    monkeypatch.setattr(cli_serve, "reserve_port", stop)
+    assert main(["serve"]) == 1
+    assert "Anyone who reaches 0.0.0.0 may use this server" in caplog.text
+    caplog.clear()
+    assert main(["serve", "--api-key", "k"]) == 1
+    assert main(["serve", "--host", "127.0.0.1"]) == 1
+    assert "Anyone" not in caplog.text
