@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from paged.kv_cache import KVCache
@@ -12,6 +13,7 @@ from paged.models.batch import ForwardBatch
 from paged.models.config import ModelConfig
 from paged.models.decoder import DecoderLM
 from paged.models.registry import ARCHITECTURES
+from paged.sharding import ShardingRules
 
 type GraphDef = nnx.GraphDef[DecoderLM]
 
@@ -65,6 +67,38 @@ def abstract_model(
 
     graphdef, state = nnx.split(nnx.eval_shape(create))
     return graphdef, state
+
+
+def param_shardings(
+    abstract_state: nnx.State[Any, Any], rules: ShardingRules, mesh: Mesh
+) -> nnx.State[Any, Any]:
+    """Return where each parameter lives on `mesh`: its logical axes, looked up in `rules`.
+
+    Args:
+      abstract_state: the parameters of `abstract_model`.
+      rules: logical axis -> mesh axis.
+      mesh: the devices.
+
+    Returns:
+      A state like `abstract_state` with a `NamedSharding` for each parameter.
+
+    Raises:
+      ValueError: if a split axis is no multiple of its mesh axis; the message names the parameter.
+    """
+    placed = []
+    for path, variable in nnx.to_flat_state(abstract_state):
+        sharding = rules.named_sharding(mesh, variable.get_metadata("out_sharding"))
+        for axis, (size, mesh_axis) in enumerate(zip(variable.shape, sharding.spec, strict=True)):
+            if mesh_axis is not None and size % mesh.shape[mesh_axis]:
+                raise ValueError(
+                    f"axis {variable.get_metadata('out_sharding')[axis]!r} of parameter "
+                    f"{'.'.join(map(str, path))} has size {size}, no multiple of the "
+                    f"{mesh.shape[mesh_axis]} devices of mesh axis {mesh_axis!r}; use fewer "
+                    "devices or map the axis to None."
+                )
+        placed.append((path, variable.replace(sharding)))
+    shardings: nnx.State[Any, Any] = nnx.from_flat_state(placed)
+    return shardings
 
 
 def init_random_params(

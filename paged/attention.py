@@ -1,136 +1,152 @@
-"""`ragged_paged_attention`: the one attention op, its argument checks and its dispatch."""
+"""`ragged_paged_attention`: the public attention op, its checks and its dispatch.
+
+Knows what every implementation promises and nothing about how one keeps it. An implementation is
+a module with two functions: `attend`, with the arguments of the op, and `unsupported`, which
+returns why it cannot take them, or None. It is imported when it is chosen.
+"""
 
 import importlib
-from types import ModuleType
+from collections.abc import Mapping
 
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float, Int
 
-from paged.backends import XLA, resolve_backend
+from paged import backends
 
-# Modules are imported when chosen, so that nobody needs the libraries of the others.
-_MODULES = {XLA: "paged.attention_xla"}
+_MODULES: Mapping[str, str] = {"xla": "paged.attention_xla"}
 
 
 def ragged_paged_attention(
-    q: Array,
-    kv_cache: Array,
-    block_tables: Array,
-    seq_lens: Array,
-    query_start_loc: Array,
+    q: Float[Array, "num_tokens num_q_heads head_dim"],
+    kv_cache: Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
+    block_tables: Int[Array, "num_seqs max_blocks_per_seq"],
+    seq_lens: Int[Array, " num_seqs"],
+    query_start_loc: Int[Array, " num_seqs_plus_1"],
     *,
     scale: float | None = None,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     backend: str = "auto",
-) -> Array:
-    """Causal attention of packed queries over a block-paged KV cache.
+) -> Float[Array, "num_tokens num_q_heads head_dim"]:
+    """Causal attention of a ragged batch of queries over a block-paged KV cache.
 
-    Sequences of different lengths share the token axis, prefill chunks and decodes alike. Sequence
-    i owns rows `query_start_loc[i]:query_start_loc[i + 1]`, the last of its first `seq_lens[i]`
-    tokens, and attends to those tokens, which must all be in the cache already: call `write_kv`
-    first. Slots beyond them are never read into a result, whatever they hold.
+    Sequences of different lengths share the token axis: sequence i owns the rows
+    `query_start_loc[i]:query_start_loc[i + 1]`. They are the last tokens of its context, which is
+    the first `seq_lens[i]` tokens in the blocks that `block_tables[i]` lists, and which already
+    holds the new tokens (call `write_kv` first). So row r of sequence i sits at position
+    `seq_lens[i] - query_start_loc[i + 1] + r` and sees no later one. A sequence with one row is a
+    decode, one with more is a prefill or a chunk of it, and a batch may mix them freely.
 
-        kv_cache = write_kv(kv_cache, k, v, slot_mapping)
-        mixed = ragged_paged_attention(q, kv_cache, block_tables, seq_lens, query_start_loc)
+    Only shapes and keyword arguments are static, so one compiled program serves every batch of a
+    bucket; the work follows the live contexts, not the width of the block table. The op can be
+    used inside any `jax.jit`.
+
+    Padding: a sequence with `seq_lens[i] == 0`, and rows from `query_start_loc[-1]` on, give
+    zeros. What lies in slots past a sequence's context, in unowned blocks and in the null block
+    reaches no output, not even as NaN. Entries of a block table past the context, or before the
+    first position that a sliding window leaves visible, may name any block.
 
     Args:
-      q: `[num_tokens, num_q_heads, head_dim]`, float32, bfloat16 or float16. The q heads of one kv
-        head are neighbours: head n reads kv head `n // (num_q_heads // num_kv_heads)`.
-      kv_cache: one layer, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`; keys at 0 and
-        values at 1.
-      block_tables: block ids by sequence in token order, int32 `[num_seqs, max_blocks_per_seq]`;
-        entries past a sequence's length may be any block id.
-      seq_lens: context lengths including this step, int32 `[num_seqs]`; 0 for padding.
-      query_start_loc: prefix sums of the query lengths, int32 `[num_seqs + 1]`; padding sequences
-        repeat the last value.
+      q: `[num_tokens, num_q_heads, head_dim]`, float32, bfloat16 or float16.
+      kv_cache: one layer, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`; 2 is (key, value).
+        Query head n uses kv head `n // (num_q_heads // num_kv_heads)`.
+      block_tables: int32 `[num_seqs, max_blocks_per_seq]`; position p of sequence i lies in block
+        `block_tables[i, p // block_size]`. Sequences may share blocks.
+      seq_lens: int32 `[num_seqs]`, context lengths, new tokens included.
+      query_start_loc: int32 `[num_seqs + 1]`, prefix sums of the numbers of new tokens, from 0.
       scale: multiplies the logits; None is `head_dim ** -0.5`.
-      sliding_window: most recent tokens, itself included, that a query sees; None is all.
-      soft_cap: logits become `soft_cap * tanh(logits / soft_cap)`; None leaves them.
-      backend: "auto", or a backend's name as a promise.
+      sliding_window: a query sees this many of the most recent tokens, itself included; None: all.
+      soft_cap: logits become `soft_cap * tanh(logits / soft_cap)`, after the scale; None: as is.
+      backend: "auto", or the name of an implementation as a promise: that one or an error.
 
-    Returns:
-      `[num_tokens, num_q_heads, head_dim]` in q's dtype; softmax and sums are float32. Rows that
-      no sequence owns are finite.
+    Returns: `[num_tokens, num_q_heads, head_dim]` in q's dtype; softmax and sums are float32.
 
     Raises:
-      ValueError: for shapes or options that make no sense together.
-      TypeError: for dtypes that are not supported.
-      NotImplementedError: if `backend` names one that cannot serve these shapes here.
+      ValueError: if shapes or keyword arguments break a rule above, or `backend` is unknown.
+      TypeError: if an array has the wrong dtype.
+      NotImplementedError: if `backend` cannot serve these arguments; the message gives the reason.
 
     Source: PagedAttention, arXiv:2309.06180; online softmax, arXiv:2205.14135.
     """
-    _check_arrays(q, kv_cache, block_tables, seq_lens, query_start_loc)
-    _check_options(sliding_window, soft_cap)
-    head_dim = q.shape[-1]
-    name = resolve_backend(backend)
-    module = _backend_module(name)
-    reason = module.unsupported(head_dim, kv_cache.shape[3], str(q.dtype))
+    _check_arrays(q, kv_cache)
+    _check_tables(block_tables, seq_lens, query_start_loc)
+    _check_options(scale, sliding_window, soft_cap)
+    name = backends.resolve_backend(backend, backends.current_platform())
+    implementation = importlib.import_module(_MODULES[name])
+    reason = implementation.unsupported(q, kv_cache, sliding_window, soft_cap)
     if reason is not None:
-        raise NotImplementedError(f"attention backend {name!r} cannot serve this call: {reason}.")
-    attended: Array = module.attend(
+        raise NotImplementedError(f"backend={name!r} does not support this call: {reason}.")
+    output: Array = implementation.attend(
         q,
         kv_cache,
         block_tables,
         seq_lens,
         query_start_loc,
-        scale=head_dim**-0.5 if scale is None else scale,
+        scale=q.shape[-1] ** -0.5 if scale is None else scale,
         sliding_window=sliding_window,
         soft_cap=soft_cap,
     )
-    return attended
+    return output
 
 
-def _backend_module(name: str) -> ModuleType:
-    return importlib.import_module(_MODULES[name])
-
-
-def _check_arrays(
-    q: Array, kv_cache: Array, block_tables: Array, seq_lens: Array, query_start_loc: Array
-) -> None:
+def _check_arrays(q: Array, kv_cache: Array) -> None:
     if q.ndim != 3:
-        raise ValueError(f"q has shape {q.shape}, expected [num_tokens, num_q_heads, head_dim].")
+        raise ValueError(f"q has shape {q.shape}; it must be [num_tokens, num_q_heads, head_dim].")
     if kv_cache.ndim != 5 or kv_cache.shape[1] != 2:
         raise ValueError(
-            f"kv_cache has shape {kv_cache.shape}, expected "
+            f"kv_cache has shape {kv_cache.shape}; it must be one layer, "
             "[num_blocks, 2, num_kv_heads, block_size, head_dim]."
         )
     if q.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
-        raise TypeError(f"q is {q.dtype}, expected float32, bfloat16 or float16.")
+        raise TypeError(f"q has dtype {q.dtype}; it must be float32, bfloat16 or float16.")
     if not jnp.issubdtype(kv_cache.dtype, jnp.floating):
-        raise TypeError(f"kv_cache is {kv_cache.dtype}, expected a floating dtype.")
+        raise TypeError(f"kv_cache has dtype {kv_cache.dtype}; it must be a floating point type.")
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads = kv_cache.shape[2]
     if kv_cache.shape[4] != head_dim:
-        raise ValueError(f"q has head_dim {head_dim}, but kv_cache has {kv_cache.shape[4]}.")
+        raise ValueError(
+            f"q has head_dim={head_dim} and kv_cache has head_dim={kv_cache.shape[4]}; "
+            "they must be equal."
+        )
     if num_q_heads % num_kv_heads:
         raise ValueError(
             f"num_q_heads={num_q_heads} must be a multiple of num_kv_heads={num_kv_heads}."
         )
-    num_seqs = seq_lens.shape[0]
-    if seq_lens.ndim != 1 or num_seqs < 1:
-        raise ValueError(f"seq_lens has shape {seq_lens.shape}, expected [num_seqs >= 1].")
-    if block_tables.ndim != 2 or block_tables.shape[0] != num_seqs:
-        raise ValueError(
-            f"block_tables has shape {block_tables.shape}, expected "
-            f"[num_seqs={num_seqs}, max_blocks_per_seq]."
-        )
-    if query_start_loc.shape != (num_seqs + 1,):
-        raise ValueError(
-            f"query_start_loc has shape {query_start_loc.shape}, expected "
-            f"[num_seqs + 1 = {num_seqs + 1}]."
-        )
+
+
+def _check_tables(block_tables: Array, seq_lens: Array, query_start_loc: Array) -> None:
     for name, array in (
         ("block_tables", block_tables),
         ("seq_lens", seq_lens),
         ("query_start_loc", query_start_loc),
     ):
         if array.dtype != jnp.int32:
-            raise TypeError(f"{name} is {array.dtype}, expected int32.")
+            raise TypeError(f"{name} has dtype {array.dtype}; it must be int32.")
+    if block_tables.ndim != 2 or 0 in block_tables.shape:
+        raise ValueError(
+            f"block_tables has shape {block_tables.shape}; it must be "
+            "[num_seqs, max_blocks_per_seq], both at least 1."
+        )
+    num_seqs = block_tables.shape[0]
+    for name, array, expected in (
+        ("seq_lens", seq_lens, (num_seqs,)),
+        ("query_start_loc", query_start_loc, (num_seqs + 1,)),
+    ):
+        if array.shape != expected:
+            raise ValueError(
+                f"{name} has shape {array.shape}; block_tables with {num_seqs} sequences asks "
+                f"for {expected}."
+            )
 
 
-def _check_options(sliding_window: int | None, soft_cap: float | None) -> None:
+def _check_options(scale: float | None, sliding_window: int | None, soft_cap: float | None) -> None:
+    if scale is not None and not scale > 0:
+        raise ValueError(f"scale={scale} must be positive; leave it out for head_dim ** -0.5.")
     if sliding_window is not None and sliding_window < 1:
-        raise ValueError(f"sliding_window={sliding_window} must be at least 1, or None for all.")
+        raise ValueError(
+            f"sliding_window={sliding_window} must be at least 1 (a query sees itself); "
+            "leave it out for full attention."
+        )
     if soft_cap is not None and not soft_cap > 0:
-        raise ValueError(f"soft_cap={soft_cap} must be greater than 0, or None for no cap.")
+        raise ValueError(f"soft_cap={soft_cap} must be positive; leave it out for no cap.")

@@ -1,102 +1,165 @@
-"""What the hardware is and which backend serves it; no other file asks."""
+"""Which implementation an op uses, and how much memory the device has.
 
+The only file that asks what the hardware is. Ops look up their implementation by the name returned
+here, and import it only then, so a CPU install never imports a GPU toolchain.
+"""
+
+import dataclasses
 import os
-import resource
-from dataclasses import dataclass
-from pathlib import Path
+import pathlib
+from collections.abc import Callable, Mapping
 
 import jax
 
-XLA = "xla"
 
-# Backends of a platform, best first; every tuple ends with the one that serves anything.
-_PREFERENCE = {"cpu": (XLA,), "gpu": (XLA,), "tpu": (XLA,)}
-BACKENDS = (XLA,)
-"""Every backend there is, on whatever platform."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Backend:
+    """What a backend needs in order to run.
+
+    Attributes:
+      platforms: JAX platform names it runs on; empty means all.
+      missing: returns why it cannot run on this machine, or None if it can.
+    """
+
+    platforms: tuple[str, ...] = ()
+    missing: Callable[[], str | None] = lambda: None
+
+    def unavailable(self, platform: str) -> str | None:
+        """Return why the backend cannot run on `platform`, or None if it can."""
+        if self.platforms and platform not in self.platforms:
+            return f"it runs on {', '.join(self.platforms)}, not on {platform}"
+        return self.missing()
 
 
-def resolve_backend(requested: str, platform: str | None = None) -> str:
-    """Return the name of the backend that serves `platform`.
+BACKENDS: Mapping[str, Backend] = {"xla": Backend()}
+"""Backend name -> what it needs. "xla" needs nothing and supports everything."""
+
+PREFERENCE: Mapping[str, tuple[str, ...]] = {}
+"""Platform -> backends that "auto" tries before it ends at "xla", best first."""
+
+
+def current_platform() -> str:
+    """Name of the platform that JAX computes on: "cpu", "gpu" or "tpu"."""
+    return jax.default_backend()
+
+
+def resolve_backend(
+    requested: str,
+    platform: str,
+    *,
+    backends: Mapping[str, Backend] = BACKENDS,
+    preference: Mapping[str, tuple[str, ...]] = PREFERENCE,
+) -> str:
+    """Return the name of the backend to use; never "auto".
+
+    "auto" takes the first available name of the platform's preference and ends at "xla". Any other
+    name is a promise: it is used or an error says why not.
 
     Args:
-      requested: "auto", or a backend's name, which is a promise: that one or an error.
-      platform: "cpu", "gpu" or "tpu" as JAX names it; None asks JAX.
+      requested: "auto" or a key of `backends`.
+      platform: a JAX platform name, see `current_platform`.
+      backends: the known backends.
+      preference: order that "auto" follows, by platform.
 
     Raises:
-      ValueError: for a name that is no backend.
-      NotImplementedError: for a backend that does not run on this platform.
+      ValueError: if the name is unknown.
+      NotImplementedError: if the named backend cannot run here; the message gives the reason.
     """
-    if requested != "auto" and requested not in BACKENDS:
-        raise ValueError(
-            f"attention backend {requested!r} is unknown; "
-            f"choose one of auto, {', '.join(BACKENDS)}."
-        )
-    platform = platform or jax.default_backend()
-    available = _PREFERENCE.get(platform, (XLA,))
     if requested == "auto":
-        return available[0]
-    if requested not in available:
-        raise NotImplementedError(
-            f"attention backend {requested!r} does not run on {platform!r}; "
-            f"choose one of auto, {', '.join(available)}."
-        )
+        candidates = preference.get(platform, ())
+        return next((n for n in candidates if backends[n].unavailable(platform) is None), "xla")
+    if requested not in backends:
+        known = ", ".join(["auto", *backends])
+        raise ValueError(f"backend={requested!r} is unknown; choose one of {known}.")
+    reason = backends[requested].unavailable(platform)
+    if reason is not None:
+        raise NotImplementedError(f"backend={requested!r} is unavailable: {reason}; use 'auto'.")
     return requested
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Memory of the device that holds the KV cache, in bytes."""
+    """Memory of one device, in bytes.
+
+    Attributes:
+      total_bytes: what the device has, or what this process may use of it.
+      free_bytes: what nothing uses at the moment.
+    """
 
     total_bytes: int
     free_bytes: int
 
 
-def device_memory() -> DeviceMemory:
-    """Return total and free memory of the first device; a CPU's is what this process may use.
+def device_memory(device: jax.Device | None = None) -> DeviceMemory:
+    """Return the total and free memory of a device.
+
+    An accelerator reports JAX's own pool (`bytes_limit` and `bytes_in_use`). A CPU has no pool of
+    its own, so there it is the memory of the machine, or of the container if that is less.
+
+    Args:
+      device: the device asked about; None is the first one of this process.
 
     Raises:
-      RuntimeError: if the device does not tell.
+      RuntimeError: if an accelerator does not tell.
     """
-    device = jax.local_devices()[0]
+    device = jax.local_devices()[0] if device is None else device
     if device.platform == "cpu":
-        return _host_memory()
+        return host_memory()
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
         raise RuntimeError(
-            f"{device} reports no memory statistics; set kv_cache_memory_bytes or "
+            f"device {device} reports no memory statistics; set kv_cache_memory_bytes or "
             "num_gpu_blocks_override instead of a share of the memory."
         )
     total = int(stats["bytes_limit"])
-    return DeviceMemory(total, total - int(stats.get("bytes_in_use", 0)))
+    return DeviceMemory(total, max(0, total - int(stats.get("bytes_in_use", 0))))
 
 
-def _host_memory() -> DeviceMemory:
-    page_bytes = resource.getpagesize()
-    total = os.sysconf("SC_PHYS_PAGES") * page_bytes
-    free = _meminfo_available() or os.sysconf("SC_AVPHYS_PAGES") * page_bytes
-    limit = _cgroup_bytes("memory.max")
-    if limit is not None:
-        total = min(total, limit)
-        free = min(free, limit - (_cgroup_bytes("memory.current") or 0))
-    return DeviceMemory(total, max(free, 0))
+def host_memory(root: pathlib.Path = pathlib.Path("/")) -> DeviceMemory:
+    """Return the memory of the machine, or of the container if that is less.
+
+    Where Linux' `/proc/meminfo` does not exist, all of the physical memory counts as free.
+
+    Args:
+      root: folder that stands for `/`, so that a test can bring its own files.
+    """
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = total
+    meminfo = root / "proc/meminfo"
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        total = int(fields["MemTotal"].split()[0]) * 1024
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    limit, used = _cgroup_limit_and_use(root)
+    if limit is not None and limit < total:
+        return DeviceMemory(limit, max(0, min(free, limit - used)))
+    return DeviceMemory(total, free)
 
 
-def _meminfo_available() -> int | None:
-    """Return what Linux believes new programs can have without swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:  # not Linux
-        return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _cgroup_bytes(name: str) -> int | None:
-    """Return a figure of this process's control group, None if there is none or no limit."""
-    try:
-        text = (Path("/sys/fs/cgroup") / name).read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
+def _cgroup_limit_and_use(root: pathlib.Path) -> tuple[int | None, int]:
+    """Return the container's memory limit, or None, and what it uses of it without page cache."""
+    # (folder, limit, use, key of the reclaimable page cache) of cgroup v2 and v1.
+    layouts = (
+        ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+        (
+            "sys/fs/cgroup/memory",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file",
+        ),
+    )
+    for folder, limit_name, use_name, cache_key in layouts:
+        limit_file, use_file = root / folder / limit_name, root / folder / use_name
+        if not (limit_file.exists() and use_file.exists()):
+            continue
+        limit = limit_file.read_text().strip()
+        if limit == "max":
+            continue
+        used = int(use_file.read_text())
+        stat_file = root / folder / "memory.stat"
+        if stat_file.exists():
+            stat = dict(line.split() for line in stat_file.read_text().splitlines())
+            # The kernel gives page cache back before it kills; mapped weights sit in it.
+            used = max(0, used - int(stat.get(cache_key, 0)))
+        return int(limit), used
+    return None, 0

@@ -1,29 +1,38 @@
-"""Logical axis names to mesh axes: every `PartitionSpec` of the project is made here."""
+"""`ShardingRules`: which mesh axis each logical axis of an array is split over.
 
+Models and caches name the axes of their arrays ("vocab", "q_heads", ...); this file alone turns
+the names into JAX shardings. It knows no model and no array.
+"""
+
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 TENSOR_AXIS = "tp"
-"""Mesh axis over which heads, MLP features and the vocabulary are split."""
+"""Mesh axis of tensor parallelism."""
+
+KV_CACHE_AXES = (None, None, "kv_heads", None, "head_dim")
+"""Logical axes of one layer's cache, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class ShardingRules:
-    """Which mesh axis splits each logical axis; None leaves it whole on every device.
+    """Logical axis -> mesh axis, or None for an axis that is not split.
 
-    Parameters and cache arrays name their axes; this table is all that a change of sharding
-    touches.
+    The defaults are Megatron's: heads, MLP features and vocabulary are split over "tp", and the
+    residual stream is replicated.
 
     Attributes:
-      vocab: rows of the embedding and of the head.
+      vocab: entries of the vocabulary.
       q_heads, kv_heads: attention heads.
-      mlp: features between the projections of an MLP.
+      mlp: intermediate features of the MLP.
       embed: features of the residual stream.
       head_dim: features of one head.
+      layers: stacked layers.
+
+    Source: Megatron-LM, arXiv:1909.08053; the form of the rules, jax-llm-examples.
     """
 
     vocab: str | None = TENSOR_AXIS
@@ -32,45 +41,67 @@ class ShardingRules:
     mlp: str | None = TENSOR_AXIS
     embed: str | None = None
     head_dim: str | None = None
+    layers: str | None = None
 
     def partition_spec(self, logical_axes: Sequence[str | None]) -> PartitionSpec:
-        """Return the spec of an array whose axes have these logical names (None: unnamed, whole).
+        """Return the partition of an array whose axes have these names; None is never split.
 
         Raises:
-          ValueError: for an unknown name, or if one mesh axis would split two axes of the array.
+          ValueError: if a name has no rule, or if two axes would use the same mesh axis.
         """
-        known = {field.name for field in fields(self)}
-        mesh_axes: list[str | None] = []
+        known = [field.name for field in dataclasses.fields(self)]
         for name in logical_axes:
             if name is not None and name not in known:
-                raise ValueError(
-                    f"logical axis {name!r} is unknown; choose one of {', '.join(sorted(known))}."
-                )
-            mesh_axes.append(None if name is None else getattr(self, name))
+                raise ValueError(f"logical axis {name!r} has no rule; the rules are {known}.")
+        mesh_axes = [None if name is None else getattr(self, name) for name in logical_axes]
         used = [axis for axis in mesh_axes if axis is not None]
-        if len(used) != len(set(used)):
-            raise ValueError(
-                f"axes {tuple(logical_axes)} map to {tuple(mesh_axes)}: one mesh axis cannot split "
-                "two axes of an array."
-            )
-        return PartitionSpec(*mesh_axes)
+        for axis in used:
+            if used.count(axis) > 1:
+                raise ValueError(
+                    f"logical_axes={tuple(logical_axes)} use mesh axis {axis!r} "
+                    f"{used.count(axis)} times; map all but one of them to None."
+                )
+        return PartitionSpec(*mesh_axes)  # type: ignore[no-untyped-call]
 
     def named_sharding(self, mesh: Mesh, logical_axes: Sequence[str | None]) -> NamedSharding:
-        """Return where an array with these logical axes lies on `mesh`."""
-        return NamedSharding(mesh, self.partition_spec(logical_axes))
+        """Return the placement on `mesh` of an array whose axes have these names.
 
-    def kv_cache_sharding(self, mesh: Mesh) -> NamedSharding:
-        """Return where one layer's cache lies: split by kv heads."""
-        return self.named_sharding(mesh, (None, None, "kv_heads", None, "head_dim"))
+        Raises:
+          ValueError: as `partition_spec`, or if the mesh lacks an axis that the rules ask for.
+        """
+        spec = self.partition_spec(logical_axes)
+        for axis in spec:
+            if axis is not None and axis not in mesh.axis_names:
+                raise ValueError(
+                    f"mesh axis {axis!r} is not in mesh.axis_names={mesh.axis_names}; "
+                    "make the mesh with it (see tensor_parallel_mesh) or map the rule to None."
+                )
+        return NamedSharding(mesh, spec)
+
+    def kv_cache_spec(self) -> PartitionSpec:
+        """Return the partition of one layer's KV cache: by kv heads."""
+        return self.partition_spec(KV_CACHE_AXES)
 
 
-def make_mesh(num_devices: int) -> Mesh:
-    """Return a mesh of the first `num_devices` devices along the tensor axis.
+def tensor_parallel_mesh(num_devices: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Return a mesh of `num_devices` devices along the tensor axis.
+
+    Args:
+      num_devices: size of the axis, at least 1.
+      devices: the devices to choose from, the first ones are taken; None is all of JAX's.
 
     Raises:
-      ValueError: if there are not as many devices.
+      ValueError: if there are fewer devices than asked for.
     """
-    devices = jax.devices()
-    if not 1 <= num_devices <= len(devices):
-        raise ValueError(f"num_devices={num_devices} must be in [1, {len(devices)}].")
-    return Mesh(np.array(devices[:num_devices]), (TENSOR_AXIS,))
+    available = jax.devices() if devices is None else list(devices)
+    if not 1 <= num_devices <= len(available):
+        raise ValueError(
+            f"num_devices={num_devices} must be between 1 and the {len(available)} devices "
+            "that are present."
+        )
+    return jax.make_mesh(
+        (num_devices,),
+        (TENSOR_AXIS,),
+        axis_types=(jax.sharding.AxisType.Auto,),
+        devices=available[:num_devices],
+    )

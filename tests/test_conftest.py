@@ -1,4 +1,4 @@
-"""The hygiene of `conftest.py`: under CI=true a test skipped for a missing tool is a failure."""
+"""The hygiene that `conftest.py` and `pyproject.toml` promise: tools, shapes."""
 
 import os
 import pathlib
@@ -6,7 +6,11 @@ import shutil
 import subprocess
 import sys
 
+import jax.numpy as jnp
+import jaxtyping
 import pytest
+
+from paged.models.rope import apply_rope
 
 TESTS = pathlib.Path(__file__).parent
 
@@ -54,3 +58,9 @@ def test_missing_tool_fails_only_in_ci(ci: str | None, expected: set[str], tmp_p
     assert set(summary.split(", ")) == expected, done.stdout
     if ci == "true":
         assert "missing tool: nm: .ci/run must install it" in done.stdout
+
+
+def test_axis_annotations_are_checked_under_pytest():
+    x, cos = jnp.zeros([3, 2, 8]), jnp.zeros([4, 4])
+    with pytest.raises(jaxtyping.TypeCheckError, match="num_tokens"):
+        apply_rope(x, cos, cos)

@@ -14,8 +14,15 @@ from paged.kv_cache import KVCache, KVCacheSpec, allocate_kv_cache
 from paged.metadata import AttentionMetadata
 from paged.models.batch import ForwardBatch
 from paged.models.config import ModelConfig
-from paged.models.forward import abstract_model, compute_logits, forward, init_random_params
+from paged.models.forward import (
+    abstract_model,
+    compute_logits,
+    forward,
+    init_random_params,
+    param_shardings,
+)
 from paged.models.layers import RMSNorm
+from paged.sharding import KV_CACHE_AXES, ShardingRules, tensor_parallel_mesh
 from tests.models.helpers import BLOCK_SIZE, MAX_BLOCKS, PagedModel, prefill_in_chunks
 
 CONFIG = ModelConfig(
@@ -61,12 +68,12 @@ GEMMA_27B_SIZE = ModelConfig(
 )
 
 
-def random_params(config: ModelConfig, dtype: str = "float32") -> nnx.State[Any, Any]:
-    """Parameters of which no bias is zero and no norm is one."""
-    params = init_random_params(config, dtype=dtype)
-    keys = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(params))))
+def random_params(config: ModelConfig) -> nnx.State[Any, Any]:
+    """float32 parameters of which no bias is zero and no norm is one."""
+    rng = np.random.default_rng(1)
+    _, abstract = abstract_model(config, dtype="float32")
     return jax.tree.map(
-        lambda leaf: leaf + jax.random.normal(next(keys), leaf.shape, leaf.dtype) / 8, params
+        lambda leaf: jnp.asarray(rng.normal(0.0, 0.25, leaf.shape), jnp.float32), abstract
     )
 
 
@@ -142,7 +149,7 @@ def test_logits_equal_a_dense_model_with_every_bias(tied: bool) -> None:
 
 
 def test_token_ids_are_kept_beside_their_keys() -> None:
-    model = PagedModel(CONFIG, init_random_params(CONFIG, dtype="float32"), dtype="float32")
+    model = PagedModel(CONFIG, random_params(CONFIG), dtype="float32")
     prompts = {0: [5, 6, 7, 8, 9, 10], 1: [11, 12, 13]}
     prefill_in_chunks(model, prompts, {0: 4, 1: 2})
     stored = np.asarray(model.cache.token_ids)
@@ -167,8 +174,8 @@ def test_norm_is_computed_in_float32(dtype: str) -> None:
 def test_logits_are_float32_of_a_bfloat16_model() -> None:
     config = replace(CONFIG, tie_word_embeddings=True)
     graphdef, _ = abstract_model(config, dtype="bfloat16")
-    params = init_random_params(config, dtype="bfloat16")
-    hidden = jax.random.normal(jax.random.key(0), (5, 32), jnp.bfloat16)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), random_params(config))
+    hidden = jnp.asarray(np.random.default_rng(0).standard_normal((5, 32)), jnp.bfloat16)
     logits = compute_logits(graphdef, params, hidden)
     assert logits.dtype == jnp.float32
     table = np.asarray(params["embed"]["weight"][...], np.float32)
@@ -190,9 +197,7 @@ def test_layers_of_one_shape_are_traced_once() -> None:
     jaxpr = jax.make_jaxpr(lambda *args: forward(graphdef, *args))(
         params, cache, abstract_batch(64, 8)
     )
-    layers = [
-        eqn.params["jaxpr"] for eqn in jaxpr.eqns if eqn.params.get("name") == "_apply_layer"
-    ]
+    layers = [eqn.params["jaxpr"] for eqn in jaxpr.eqns if eqn.params.get("name") == "_apply_layer"]
     assert len(layers) == SMOLLM2.num_layers
     assert len({id(layer) for layer in layers}) == 1
 
@@ -231,3 +236,49 @@ def test_every_parameter_names_its_axes() -> None:
     assert axes["layers.2.attention.o_proj.weight"] == ("embed", "q_heads", "head_dim")
     assert axes["layers.2.mlp.down_proj.weight"] == ("embed", "mlp")
     assert axes["embed.weight"] == axes["lm_head.weight"] == ("vocab", "embed")
+
+
+# Sharding
+
+
+def test_sharded_model_gives_the_same_logits() -> None:
+    config = replace(CONFIG, num_q_heads=4)
+    params = random_params(config)
+    prompts = {0: list(range(20)), 1: list(range(40, 47))}
+    chunk_sizes = {0: 6, 1: 3}
+    alone = PagedModel(config, params, dtype="float32")
+    expected = prefill_in_chunks(alone, prompts, chunk_sizes)
+
+    mesh, rules = tensor_parallel_mesh(2), ShardingRules()
+    _, abstract = abstract_model(config, dtype="float32")
+    sharded = PagedModel(
+        config,
+        jax.device_put(params, param_shardings(abstract, rules, mesh)),
+        dtype="float32",
+        cache_sharding=rules.named_sharding(mesh, KV_CACHE_AXES),
+    )
+    logits = prefill_in_chunks(sharded, prompts, chunk_sizes)
+    for i in prompts:
+        # The two devices' partial sums are added in another order.
+        np.testing.assert_allclose(logits[i], expected[i], atol=1e-4, rtol=1e-5)
+    layer = sharded.cache.layers[0]
+    assert layer.sharding.is_equivalent_to(rules.named_sharding(mesh, KV_CACHE_AXES), layer.ndim)
+    q_proj = sharded.params["layers"][0]["attention"]["q_proj"]["weight"][...]
+    assert {shard.data.shape for shard in q_proj.addressable_shards} == {(2, 8, 32)}
+
+
+def test_axis_that_does_not_divide_is_named() -> None:
+    _, abstract = abstract_model(CONFIG, dtype="float32")
+    with pytest.raises(
+        ValueError, match=r"'kv_heads' of parameter layers\.0\.attention\.k_proj\.bias has size 2"
+    ):
+        param_shardings(abstract, ShardingRules(q_heads=None), tensor_parallel_mesh(4))
+
+
+def test_random_parameters_are_placed() -> None:
+    mesh = tensor_parallel_mesh(2)
+    _, abstract = abstract_model(CONFIG, dtype="float32")
+    shardings = param_shardings(abstract, ShardingRules(), mesh)
+    params = init_random_params(CONFIG, dtype="float32", shardings=shardings)
+    for leaf, sharding in zip(jax.tree.leaves(params), jax.tree.leaves(shardings), strict=True):
+        assert leaf.sharding == sharding

@@ -6,6 +6,7 @@ different sizes, and they decode together, so the paged path is what is compared
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,20 +21,21 @@ CHUNK_SIZES = {0: 5, 1: 16}
 NEAR_TIE = 1e-3
 
 
-def load_golden(data_dir: Path, name: str, config_file: str, dtype: str) -> tuple:
+def load_golden(
+    data_dir: Path, name: str, dtype: str
+) -> tuple[PagedModel, dict[int, dict[str, Any]]]:
+    """The model with an empty cache, and the cases by sequence number."""
     folder = data_dir / "golden" / "tiny" / name
-    config = ModelConfig.from_hf(json.loads((folder / config_file).read_text()))
+    # The classic form of the config means the same: test_config.py.
+    config = ModelConfig.from_hf(json.loads((folder / "config.json").read_text()))
     params = load_params(config, SafetensorsSource(folder), dtype=dtype, progress=False)
     cases = json.loads((folder / "expected.json").read_text())["cases"]
     return PagedModel(config, params, dtype=dtype), dict(enumerate(cases))
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("config_file", ["config.json", "config_classic.json"])
-def test_float32_logits_and_greedy_tokens_equal_the_reference(
-    data_dir: Path, name: str, config_file: str
-) -> None:
-    model, cases = load_golden(data_dir, name, config_file, "float32")
+def test_float32_logits_and_greedy_tokens_equal_the_reference(data_dir: Path, name: str) -> None:
+    model, cases = load_golden(data_dir, name, "float32")
     prompts = {i: case["prompt_ids"] for i, case in cases.items()}
     logits = prefill_in_chunks(model, prompts, CHUNK_SIZES)
     for i, case in cases.items():
@@ -55,7 +57,7 @@ def test_float32_logits_and_greedy_tokens_equal_the_reference(
 
 @pytest.mark.parametrize("name", MODELS)
 def test_bfloat16_logits_stay_within_rounding_of_the_reference(data_dir: Path, name: str) -> None:
-    model, cases = load_golden(data_dir, name, "config.json", "bfloat16")
+    model, cases = load_golden(data_dir, name, "bfloat16")
     prompts = {i: case["prompt_ids"] for i, case in cases.items()}
     logits = prefill_in_chunks(model, prompts, CHUNK_SIZES)
     errors = np.concatenate([np.abs(logits[i] - case["logits"]) for i, case in cases.items()])

@@ -15,8 +15,9 @@ from safetensors.numpy import save_file
 
 from paged.models.config import ModelConfig
 from paged.models.errors import CheckpointError
-from paged.models.forward import abstract_model
+from paged.models.forward import abstract_model, param_shardings
 from paged.models.weights import SafetensorsSource, load_params, resolve_dtype
+from paged.sharding import ShardingRules, tensor_parallel_mesh
 
 TIED = ModelConfig(
     "LlamaForCausalLM", 16, 8, 12, 2, 4, 2, 2, 64, 1e-5, tie_word_embeddings=True, dtype="float32"
@@ -292,6 +293,21 @@ def test_weights_do_not_depend_on_the_file_after_loading(tmp_path: Path) -> None
     with path.open("r+b") as file:
         file.write(bytes(path.stat().st_size))
     assert all((np.asarray(leaf) == 1).all() for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_each_device_gets_its_slice(dtype: str) -> None:
+    source = DictSource(hf_shapes(UNTIED_BIASED))
+    _, abstract = abstract_model(UNTIED_BIASED, dtype=dtype)
+    shardings = param_shardings(abstract, ShardingRules(), tensor_parallel_mesh(2))
+    params = load_params(UNTIED_BIASED, source, dtype=dtype, shardings=shardings, progress=False)
+    whole = load(UNTIED_BIASED, source, dtype)
+    triples = zip(*map(jax.tree.leaves, (params, whole, shardings)), strict=True)
+    for leaf, expected, sharding in triples:
+        assert leaf.sharding == sharding
+        np.testing.assert_array_equal(leaf, expected)
+    up_proj = params["layers"][0]["mlp"]["up_proj"]["weight"][...]
+    assert [shard.data.shape for shard in up_proj.addressable_shards] == [(6, 8), (6, 8)]
 
 
 @pytest.mark.parametrize("progress", [True, False])

@@ -117,7 +117,8 @@ def test_tools_are_rendered_with_tool_choice_none():
 
 
 def test_continued_message_is_not_repeated_unless_echoed():
-    messages = [*ASK, {"role": "assistant", "content": "It is"}]
+    parts = [{"type": "text", "text": "It is"}]
+    messages = [*ASK, {"role": "assistant", "content": parts}]
     body = {
         "messages": messages,
         "add_generation_prompt": False,

@@ -108,6 +108,7 @@ def test_several_prompts_are_printed_in_order(server, capsys):
             "--url localhost:8000 is no address; write http://HOST:PORT/v1.",
         ),
         (["--url", "http://"], "--url http:// is no address"),
+        (["--url", "http://[::1"], "--url http://[::1 is no address"),
         (["--url", "http://127.0.0.1:1"], "Cannot connect to host 127.0.0.1:1"),
     ],
 )

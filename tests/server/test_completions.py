@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from paged.scheduler.config import EngineConfig
 from tests.server.fake_engine import EOS, FakeEngine
 from tests.server.serving import (
     COMPLETIONS,
@@ -104,6 +105,14 @@ def test_request_wins_over_the_model_s_defaults():
     (seen,) = engine.seen
     assert (seen.params.temperature, seen.params.top_k) == (0.9, 7)
     assert seen.params.max_tokens == 16
+
+
+def test_model_s_defaults_can_be_ignored():
+    engine = FakeEngine(
+        sampling_defaults={"temperature": 0.3}, config=EngineConfig(generation_config="vllm")
+    )
+    ok(COMPLETIONS, {"prompt": "a"}, engine)
+    assert engine.seen[0].params.temperature == 1.0
 
 
 def test_every_sampling_field_reaches_the_engine():
