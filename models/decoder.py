@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from paged.attention import ragged_paged_attention
+from paged.attention import AttentionPlan, plan_attention, ragged_paged_attention
 from paged.kv_write import write_kv
 from paged.metadata import AttentionMetadata
 from paged.models.batch import ForwardBatch
@@ -49,6 +49,7 @@ class Attention(nnx.Module):
         kv_cache: Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
         cos_sin: tuple[Array, Array],
         metadata: AttentionMetadata,
+        plan: AttentionPlan,
     ) -> tuple[
         Float[Array, "num_tokens hidden"],
         Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
@@ -66,6 +67,7 @@ class Attention(nnx.Module):
             metadata.seq_lens,
             metadata.query_start_loc,
             backend=backend,
+            plan=plan,
         )
         return self.o_proj(mixed), kv_cache
 
@@ -109,12 +111,13 @@ class DecoderLayer(nnx.Module):
         kv_cache: Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
         cos_sin: tuple[Array, Array],
         metadata: AttentionMetadata,
+        plan: AttentionPlan,
     ) -> tuple[
         Float[Array, "num_tokens hidden"],
         Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
     ]:
         """Return the residual stream after this layer, and the layer's updated cache."""
-        mixed, kv_cache = self.attention(self.attention_norm(x), kv_cache, cos_sin, metadata)
+        mixed, kv_cache = self.attention(self.attention_norm(x), kv_cache, cos_sin, metadata, plan)
         x = x + mixed
         return x + self.mlp(self.mlp_norm(x)), kv_cache
 
@@ -133,6 +136,7 @@ class DecoderLM(nnx.Module):
         self, config: ModelConfig, *, dtype: str, attention_backend: str, rngs: nnx.Rngs
     ) -> None:
         self.config = config
+        self.attention_backend = attention_backend
         size, vocab_size = config.hidden_size, config.vocab_size
         self.embed = Embed(vocab_size, size, dtype=dtype, rngs=rngs)
         self.layers = nnx.List(
@@ -149,9 +153,19 @@ class DecoderLM(nnx.Module):
         """Return the hidden states after the final norm, and the updated cache arrays."""
         cos_sin = rope_cos_sin(batch.positions, self.config.rope, self.config.head_dim)
         x = self.embed(batch.token_ids)
+        plan = plan_attention(
+            batch.attention.block_tables,
+            batch.attention.seq_lens,
+            batch.attention.query_start_loc,
+            num_tokens=x.shape[0],
+            num_q_heads=self.config.num_q_heads,
+            num_kv_heads=self.config.num_kv_heads,
+            block_size=kv_layers[0].shape[3],
+            backend=self.attention_backend,
+        )
         updated = []
         for layer, kv_cache in zip(self.layers, kv_layers, strict=True):
-            x, kv_cache = _apply_layer(layer, x, kv_cache, cos_sin, batch.attention)
+            x, kv_cache = _apply_layer(layer, x, kv_cache, cos_sin, batch.attention, plan)
             updated.append(kv_cache)
         return self.norm(x), tuple(updated)
 
@@ -168,7 +182,8 @@ def _apply_layer(
     kv_cache: Array,
     cos_sin: tuple[Array, Array],
     metadata: AttentionMetadata,
+    plan: AttentionPlan,
 ) -> tuple[Array, Array]:
     # Jitted for its cache alone: a layer is a pytree, and layers of one shape share a trace, so a
     # model of 30 layers is traced once. XLA inlines the calls again.
-    return layer(x, kv_cache, cos_sin, metadata)
+    return layer(x, kv_cache, cos_sin, metadata, plan)

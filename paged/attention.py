@@ -1,18 +1,24 @@
 """`ragged_paged_attention`: the public attention op, its checks and its dispatch.
 
 Knows what every implementation promises and nothing about how one keeps it. An implementation is
-a module with two functions: `attend`, with the arguments of the op, and `unsupported`, which
-returns why it cannot take them, or None. It is imported when it is chosen.
+a module with three functions: `plan`, which works out what all layers of a step share; `attend`;
+and `unsupported`, which returns why `attend` cannot take its arguments, or None. It is imported
+when it is chosen.
 """
 
 import importlib
 from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
 from paged import backends
+
+type AttentionPlan = Any
+"""A pytree made by one backend's `plan` for its `attend`; opaque to everybody else."""
 
 _MODULES: Mapping[str, str] = {"xla": "paged.attention_xla"}
 
@@ -28,6 +34,7 @@ def ragged_paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     backend: str = "auto",
+    plan: AttentionPlan | None = None,
 ) -> Float[Array, "num_tokens num_q_heads head_dim"]:
     """Causal attention of a ragged batch of queries over a block-paged KV cache.
 
@@ -59,6 +66,8 @@ def ragged_paged_attention(
       sliding_window: a query sees this many of the most recent tokens, itself included; None: all.
       soft_cap: logits become `soft_cap * tanh(logits / soft_cap)`, after the scale; None: as is.
       backend: "auto", or the name of an implementation as a promise: that one or an error.
+      plan: `plan_attention` of the same batch, options and backend, for callers with many layers;
+        None makes it here.
 
     Returns: `[num_tokens, num_q_heads, head_dim]` in q's dtype; softmax and sums are float32.
 
@@ -72,22 +81,77 @@ def ragged_paged_attention(
     _check_arrays(q, kv_cache)
     _check_tables(block_tables, seq_lens, query_start_loc)
     _check_options(scale, sliding_window, soft_cap)
-    name = backends.resolve_backend(backend, backends.current_platform())
-    implementation = importlib.import_module(_MODULES[name])
+    name, implementation = _implementation(backend)
     reason = implementation.unsupported(q, kv_cache, sliding_window, soft_cap)
     if reason is not None:
         raise NotImplementedError(f"backend={name!r} does not support this call: {reason}.")
+    if plan is None:
+        plan = plan_attention(
+            block_tables,
+            seq_lens,
+            query_start_loc,
+            num_tokens=q.shape[0],
+            num_q_heads=q.shape[1],
+            num_kv_heads=kv_cache.shape[2],
+            block_size=kv_cache.shape[3],
+            sliding_window=sliding_window,
+            backend=backend,
+        )
     output: Array = implementation.attend(
         q,
         kv_cache,
-        block_tables,
-        seq_lens,
-        query_start_loc,
+        plan,
         scale=q.shape[-1] ** -0.5 if scale is None else scale,
         sliding_window=sliding_window,
         soft_cap=soft_cap,
     )
     return output
+
+
+def plan_attention(
+    block_tables: Int[Array, "num_seqs max_blocks_per_seq"],
+    seq_lens: Int[Array, " num_seqs"],
+    query_start_loc: Int[Array, " num_seqs_plus_1"],
+    *,
+    num_tokens: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    block_size: int,
+    sliding_window: int | None = None,
+    backend: str = "auto",
+) -> AttentionPlan:
+    """Return what `ragged_paged_attention` would work out about a batch anew in every layer.
+
+    A model calls this once per step and hands the result to each of its layers; layers with
+    different windows need different plans. The plan is a pytree whose content is the backend's.
+
+    Args:
+      block_tables, seq_lens, query_start_loc: as in `ragged_paged_attention`.
+      num_tokens, num_q_heads: shape of the queries.
+      num_kv_heads, block_size: shape of the cache.
+      sliding_window, backend: as in `ragged_paged_attention`.
+
+    Raises:
+      ValueError, TypeError, NotImplementedError: as `ragged_paged_attention`.
+    """
+    _check_tables(block_tables, seq_lens, query_start_loc)
+    _check_options(None, sliding_window, None)
+    plan: AttentionPlan = _implementation(backend)[1].plan(
+        block_tables,
+        seq_lens,
+        query_start_loc,
+        num_tokens=num_tokens,
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        block_size=block_size,
+        sliding_window=sliding_window,
+    )
+    return plan
+
+
+def _implementation(backend: str) -> tuple[str, ModuleType]:
+    name = backends.resolve_backend(backend, backends.current_platform())
+    return name, importlib.import_module(_MODULES[name])
 
 
 def _check_arrays(q: Array, kv_cache: Array) -> None:

@@ -5,6 +5,10 @@ once per tile and not once per row. Two nested loops with traced bounds visit wh
 of tiles, and for each group the chunks of context that its rows can see, with an online softmax.
 Sequences with a single row (decodes) take a pass of their own with tiles of one row, because in a
 tile of 64 they would cost 64 times the arithmetic.
+
+Which rows form which tile is the same for every layer: `plan` works it out once per step, and the
+loops only slice what it left. That is less about run time than about compile time, since XLA
+compiles every layer's loops anew: planning inside them doubles it (docs/decisions/0012).
 """
 
 import dataclasses
@@ -17,7 +21,7 @@ import numpy as np
 from jax import Array, lax
 
 # Timings of the constants below: one layer of SmolLM2 (9 q heads, 3 kv heads, head_dim 64, block
-# 16) on 2 cores of a Zen 5 server, CPU milliseconds of one core, benchmark in the commit message.
+# 16) on 2 cores of a Zen 5 server, CPU milliseconds of one core.
 
 # Tokens of context per loop iteration. 64 rows x 9 heads x 128 keys of float32 scores are 295 KB
 # and stay in L2 (1 MB): a prefill of 1024 tokens takes 13.0 ms with 128, 15.4 with 256, 18.8 with
@@ -31,10 +35,52 @@ _TILE_ROWS = 64
 # Tiles per iteration of the outer loop: a decode tile is too small to pay for an iteration (0.60
 # ms with 8, 0.88 with 4 at 16 sequences of 256), a tile of 64 rows is not.
 _DECODE_GROUP = 8
-_PREFILL_GROUP = 2
+_PREFILL_GROUP = 1
 
 # Not -inf: a row whose first chunk is wholly masked would compute -inf - -inf = NaN.
 _MASKED = -0.7 * float(np.finfo(np.float32).max)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=(
+        "rows",
+        "positions",
+        "first_keys",
+        "end_keys",
+        "pages",
+        "first_chunk",
+        "end_chunk",
+        "num_groups",
+        "output_rows",
+        "is_owned",
+    ),
+    meta_fields=("tile_size", "chunk_blocks"),
+)
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Pass:
+    """The tiles of one pass over the queries, by group; integers are int32.
+
+    A tile past the last live one, and a row that its tile does not own, have position -1 and see
+    no key.
+    """
+
+    rows: Array  # [num_groups, group_size * tile_size] rows of q, clipped into range
+    positions: Array  # [num_groups, group_size, tile_size * q heads per kv head]
+    first_keys: Array  # [num_groups, group_size] keys that any row of the tile sees: from here
+    end_keys: Array  # [num_groups, group_size] to here
+    pages: Array  # [num_groups, group_size, max_blocks] row of a block in the cache as a matrix
+    first_chunk: Array  # [num_groups] chunks of context that the group visits: from here
+    end_chunk: Array  # [num_groups] to here
+    num_groups: Array  # [] live groups
+    output_rows: Array  # [num_tokens] row of the pass's output that belongs to a row of q
+    is_owned: Array  # [num_tokens] whether the pass computes a row of q
+    tile_size: int
+    chunk_blocks: int
+
+
+type AttentionPlan = tuple[_Pass, ...]
+"""What `attend` needs to know of a batch beside its queries and the cache."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,17 +88,6 @@ class _Options:
     scale: float
     sliding_window: int | None
     soft_cap: float | None
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Tiles:
-    """Runs of query rows, each of one sequence; arrays are `[num_tiles]` int32."""
-
-    seq: Array  # sequence the tile belongs to
-    first_row: Array  # row of q where it starts
-    num_rows: Array  # rows it owns; 0 for a tile past the last live one
-    first_position: Array  # position of its first row in the sequence
 
 
 @jax.tree_util.register_dataclass
@@ -73,15 +108,57 @@ def unsupported(
     return None
 
 
+def plan(
+    block_tables: Array,
+    seq_lens: Array,
+    query_start_loc: Array,
+    *,
+    num_tokens: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    block_size: int,
+    sliding_window: int | None,
+) -> AttentionPlan:
+    """Return the tiles of a batch, as `paged.attention.plan_attention` documents."""
+    query_lens = query_start_loc[1:] - query_start_loc[:-1]
+    # Rows without a context, malformed or padding, take part in nothing.
+    query_lens = jnp.where(seq_lens > 0, query_lens, 0)
+    plan_pass = functools.partial(
+        _plan_pass,
+        block_tables,
+        seq_lens,
+        query_start_loc,
+        num_tokens=num_tokens,
+        q_heads_per_kv_head=num_q_heads // num_kv_heads,
+        num_kv_heads=num_kv_heads,
+        block_size=block_size,
+        sliding_window=sliding_window,
+    )
+    num_seqs = seq_lens.shape[0]
+    if num_tokens <= num_seqs:
+        # A decode bucket: one tile per row is exact, and right even if a sequence has several.
+        return (plan_pass(query_lens, tile_size=1, max_tiles=num_tokens),)
+    is_decode = query_lens == 1
+    tile_size = min(_TILE_ROWS, num_tokens)
+    # Every sequence may end with a tile of a single row.
+    max_tiles = (num_tokens + num_seqs * (tile_size - 1)) // tile_size
+    return (
+        plan_pass(jnp.where(is_decode, query_lens, 0), tile_size=1, max_tiles=num_seqs),
+        plan_pass(
+            jnp.where(is_decode, 0, query_lens),
+            tile_size=tile_size,
+            max_tiles=min(max_tiles, num_tokens),
+        ),
+    )
+
+
 # Jitted, although always called inside a jit: the layers of a model then share one trace, which
 # takes 0.1 s instead of 2 s for the 30 layers of SmolLM2.
 @functools.partial(jax.jit, static_argnames=("scale", "sliding_window", "soft_cap"))
 def attend(
     q: Array,
     kv_cache: Array,
-    block_tables: Array,
-    seq_lens: Array,
-    query_start_loc: Array,
+    plan: AttentionPlan,
     *,
     scale: float,
     sliding_window: int | None,
@@ -89,137 +166,139 @@ def attend(
 ) -> Array:
     """Return the attention that `paged.attention.ragged_paged_attention` documents."""
     options = _Options(scale, sliding_window, soft_cap)
-    num_tokens, num_seqs = q.shape[0], seq_lens.shape[0]
-    attend_rows = functools.partial(
-        _attend_rows, q, kv_cache, block_tables, seq_lens, query_start_loc, options=options
+    # Each row is zero in a pass that does not compute it.
+    return functools.reduce(
+        jnp.add, (_attend_pass(q, kv_cache, one_pass, options) for one_pass in plan)
     )
-    query_lens = query_start_loc[1:] - query_start_loc[:-1]
-    # Rows without a context, malformed or padding, take part in nothing.
-    query_lens = jnp.where(seq_lens > 0, query_lens, 0)
-    if num_tokens <= num_seqs:
-        # A decode bucket: one tile per row is exact, and right even if a sequence has several.
-        return attend_rows(query_lens, tile_size=1)
-    is_decode = query_lens == 1
-    decoded = attend_rows(jnp.where(is_decode, query_lens, 0), tile_size=1)
-    prefilled = attend_rows(
-        jnp.where(is_decode, 0, query_lens), tile_size=min(_TILE_ROWS, num_tokens)
-    )
-    # Each row is zero in the pass that did not compute it.
-    return decoded + prefilled
 
 
-def _attend_rows(
-    q: Array,
-    kv_cache: Array,
+def _plan_pass(
     block_tables: Array,
     seq_lens: Array,
     query_start_loc: Array,
     query_lens: Array,
     *,
     tile_size: int,
-    options: _Options,
-) -> Array:
-    """Return attention for the sequences with `query_lens > 0`, and zeros in other rows."""
-    num_tokens, num_q_heads, head_dim = q.shape
+    max_tiles: int,
+    num_tokens: int,
+    q_heads_per_kv_head: int,
+    num_kv_heads: int,
+    block_size: int,
+    sliding_window: int | None,
+) -> _Pass:
+    """Return the tiles of the sequences with `query_lens > 0`."""
     group_size = _DECODE_GROUP if tile_size == 1 else _PREFILL_GROUP
-    tiles_per_seq = -(-query_lens // tile_size)
+    max_tiles = -(-max_tiles // group_size) * group_size
+    tiles_per_seq = (query_lens + tile_size - 1) // tile_size
     last_tiles = jnp.cumsum(tiles_per_seq, dtype=jnp.int32)
     first_tiles = last_tiles - tiles_per_seq
-    # The most tiles there can be: every sequence may end with a tile of a single row.
-    num_tiles = min(num_tokens, (num_tokens + seq_lens.shape[0] * (tile_size - 1)) // tile_size)
-    num_tiles = -(-num_tiles // group_size) * group_size
-    tiles = _map_tiles(
-        num_tiles, tile_size, query_lens, query_start_loc, seq_lens, first_tiles, last_tiles
-    )
 
-    def attend_group(i: Array, outputs: Array) -> Array:
-        group = jax.tree.map(
-            lambda a: lax.dynamic_slice_in_dim(a, i * group_size, group_size), tiles
-        )
-        output = _attend_tiles(q, kv_cache, block_tables, group, tile_size, options)
-        return lax.dynamic_update_slice_in_dim(outputs, output, i * group_size * tile_size, axis=0)
-
-    num_groups = -(-last_tiles[-1] // group_size)
-    outputs = lax.fori_loop(
-        0,
-        num_groups,
-        attend_group,
-        jnp.zeros((num_tiles * tile_size, num_q_heads, head_dim), q.dtype),
-    )
-    rows = jnp.arange(num_tokens, dtype=jnp.int32)
-    seq = _last_at_or_below(query_start_loc[:-1], rows)
-    offset = rows - query_start_loc[seq]
-    outputs = outputs.at[first_tiles[seq] * tile_size + offset].get(mode="clip")
-    return jnp.where((offset < query_lens[seq])[:, None, None], outputs, jnp.zeros((), q.dtype))
-
-
-def _map_tiles(
-    num_tiles: int,
-    tile_size: int,
-    query_lens: Array,
-    query_start_loc: Array,
-    seq_lens: Array,
-    first_tiles: Array,
-    last_tiles: Array,
-) -> _Tiles:
-    """Return which rows each of `num_tiles` tiles owns; tiles past the live ones own none."""
-    tile = jnp.arange(num_tiles, dtype=jnp.int32)
+    tile = jnp.arange(max_tiles, dtype=jnp.int32)
     seq = jnp.minimum(_count_at_or_below(last_tiles, tile), seq_lens.shape[0] - 1)
     offset = (tile - first_tiles[seq]) * tile_size
     is_live = tile < last_tiles[-1]
     num_rows = jnp.where(is_live, jnp.minimum(query_lens[seq] - offset, tile_size), 0)
-    position = seq_lens[seq] - (query_start_loc[seq + 1] - query_start_loc[seq]) + offset
-    return _Tiles(seq, query_start_loc[seq] + offset, num_rows, position)
+    first_row = query_start_loc[seq] + offset
+    first_position = seq_lens[seq] - (query_start_loc[seq + 1] - query_start_loc[seq]) + offset
+
+    lane = jnp.arange(tile_size, dtype=jnp.int32)[None, :]
+    is_row = lane < num_rows[:, None]
+    rows = jnp.clip(first_row[:, None] + lane, 0, num_tokens - 1)
+    positions = jnp.where(is_row, first_position[:, None] + lane, -1)
+    # What some row of the tile sees; blocks that left the window may be anyone's by now.
+    window = np.iinfo(np.int32).max if sliding_window is None else sliding_window
+    first_keys = jnp.maximum(0, first_position - (window - 1))
+    first_keys = jnp.where(is_live, first_keys, np.iinfo(np.int32).max)
+    end_keys = jnp.where(is_live, first_position + num_rows, 0)
+
+    chunk_blocks = max(1, min(_CHUNK_TOKENS // block_size, block_tables.shape[1]))
+    chunk_size = chunk_blocks * block_size
+    # Whole chunks: a slice over the edge would be clamped, which shifts every block in it.
+    padding = -block_tables.shape[1] % chunk_blocks
+    tables = jnp.pad(block_tables, ((0, 0), (0, padding)))[seq]
+
+    def by_group(array: Array) -> Array:
+        return array.reshape(-1, group_size, *array.shape[1:])
+
+    row = jnp.arange(num_tokens, dtype=jnp.int32)
+    row_seq = jnp.maximum(_count_at_or_below(query_start_loc[:-1], row) - 1, 0)
+    row_offset = row - query_start_loc[row_seq]
+    return _Pass(
+        rows=by_group(rows).reshape(-1, group_size * tile_size),
+        positions=by_group(jnp.repeat(positions, q_heads_per_kv_head, axis=1)),
+        first_keys=by_group(first_keys),
+        end_keys=by_group(end_keys),
+        pages=by_group(tables * (2 * num_kv_heads)),
+        first_chunk=by_group(first_keys).min(axis=1) // chunk_size,
+        end_chunk=(by_group(end_keys).max(axis=1) + chunk_size - 1) // chunk_size,
+        num_groups=(last_tiles[-1] + group_size - 1) // group_size,
+        output_rows=jnp.clip(first_tiles[row_seq] * tile_size + row_offset, 0, rows.size - 1),
+        is_owned=row_offset < query_lens[row_seq],
+        tile_size=tile_size,
+        chunk_blocks=chunk_blocks,
+    )
 
 
-def _attend_tiles(
-    q: Array,
-    kv_cache: Array,
-    block_tables: Array,
-    tiles: _Tiles,
-    tile_size: int,
-    options: _Options,
+def _attend_pass(q: Array, kv_cache: Array, tiles: _Pass, options: _Options) -> Array:
+    """Return attention of the rows that the pass owns, and zeros in the others."""
+    rows_per_group = tiles.rows.shape[1]
+
+    def attend_group(group: Array, outputs: Array) -> Array:
+        output = _attend_group(q, kv_cache, tiles, group, options)
+        return lax.dynamic_update_slice_in_dim(
+            outputs, output, group * rows_per_group, axis=0, allow_negative_indices=False
+        )
+
+    outputs = jnp.zeros((tiles.rows.size, *q.shape[1:]), q.dtype)
+    outputs = lax.fori_loop(0, tiles.num_groups, attend_group, outputs)
+    outputs = _take(outputs, tiles.output_rows)
+    return jnp.where(tiles.is_owned[:, None, None], outputs, jnp.zeros((), q.dtype))
+
+
+def _attend_group(
+    q: Array, kv_cache: Array, tiles: _Pass, group: Array, options: _Options
 ) -> Array:
-    """Return the outputs of a group of tiles, `[group_size * tile_size, num_q_heads, head_dim]`."""
+    """Return the outputs of one group, `[group_size * tile_size, num_q_heads, head_dim]`."""
     # Axes: G tiles, K kv heads, R = tile_size * (q heads per kv head) rows, C keys, H head_dim.
     num_q_heads, head_dim = q.shape[1:]
-    num_kv_heads, block_size = kv_cache.shape[2:4]
-    grouped = (tiles.seq.shape[0], tile_size, num_kv_heads, num_q_heads // num_kv_heads, head_dim)
-    dtype = _product_dtype(q, kv_cache, tile_size)
-    lane = jnp.arange(tile_size, dtype=jnp.int32)
-    rows = (tiles.first_row[:, None] + lane).reshape(-1)
-    queries = q.at[rows].get(mode="clip").astype(dtype).reshape(grouped).transpose(0, 2, 1, 3, 4)
-    queries = queries.reshape(grouped[0], num_kv_heads, -1, head_dim)  # [G, K, R, H]
-    positions = tiles.first_position[:, None] + lane
-    positions = jnp.where(lane < tiles.num_rows[:, None], positions, -1)  # -1 sees no key
-    positions = jnp.repeat(positions, grouped[3], axis=1)  # [G, R]
-    context_lens = jnp.where(tiles.num_rows > 0, tiles.first_position + tiles.num_rows, 0)
-    first_needed = _first_needed(tiles, options.sliding_window)
-    tables = block_tables[tiles.seq]
-    blocks_per_chunk = max(1, min(_CHUNK_TOKENS // block_size, block_tables.shape[1]))
-    chunk_size = blocks_per_chunk * block_size
+    num_blocks, _, num_kv_heads, block_size, _ = kv_cache.shape
+    positions = _index(tiles.positions, group)[:, :, None]  # [G, R, 1]
+    first_keys, end_keys = _index(tiles.first_keys, group), _index(tiles.end_keys, group)  # [G]
+    pages = _index(tiles.pages, group)  # [G, max_blocks]
+    split = (pages.shape[0], tiles.tile_size, num_kv_heads, num_q_heads // num_kv_heads, head_dim)
+    dtype = _product_dtype(q, kv_cache, tiles.tile_size)
+    queries = _take(q, _index(tiles.rows, group)).astype(dtype).reshape(split)
+    queries = queries.transpose(0, 2, 1, 3, 4).reshape(split[0], num_kv_heads, -1, head_dim)
+    # One row per (block, key or value, head): XLA:CPU gathers long rows of a matrix two to four
+    # times as fast (8 GB/s a core) as slices of a higher rank, whose index it recomputes.
+    matrix = kv_cache.reshape(num_blocks * 2 * num_kv_heads, block_size * head_dim)
+    heads = jnp.arange(num_kv_heads, dtype=jnp.int32)[None, :, None]
+    chunk_size = tiles.chunk_blocks * block_size
+    chunk_shape = (split[0], num_kv_heads, chunk_size, head_dim)
 
     def attend_chunk(chunk: Array, state: _Softmax) -> _Softmax:
-        key_positions = chunk * chunk_size + jnp.arange(chunk_size, dtype=jnp.int32)
-        # What some row of the tile sees; blocks that left the window may be anyone's by now.
-        is_needed = (key_positions >= first_needed[:, None]) & (
-            key_positions < context_lens[:, None]
-        )
-        is_visible = key_positions <= positions[:, :, None]
+        key = chunk * chunk_size + jnp.arange(chunk_size, dtype=jnp.int32)[None, :]  # [1, C]
+        is_needed = key < end_keys[:, None]
+        is_visible = key[:, None] <= positions
         if options.sliding_window is not None:
-            is_visible &= key_positions > positions[:, :, None] - options.sliding_window
-        columns = chunk * blocks_per_chunk + jnp.arange(blocks_per_chunk, dtype=jnp.int32)
-        blocks = tables.at[:, columns].get(mode="clip")
-        keys, values = _gather_blocks(kv_cache, blocks, is_needed, dtype)
+            is_needed &= key >= first_keys[:, None]
+            is_visible &= key[:, None] > positions - options.sliding_window
+        blocks = lax.dynamic_slice_in_dim(
+            pages, chunk * tiles.chunk_blocks, tiles.chunk_blocks, 1, allow_negative_indices=False
+        )
+        rows = blocks[:, None, :] + heads  # [G, K, chunk_blocks]
+        keys = _take(matrix, rows).astype(dtype).reshape(chunk_shape)
+        values = _take(matrix, rows + num_kv_heads).astype(dtype).reshape(chunk_shape)
+        # Selected, not multiplied: weight zero times a stale NaN is NaN. Scores are selected too,
+        # so keys need no cleaning.
+        values = jnp.where(is_needed[:, None, :, None], values, jnp.zeros((), dtype))
         return _accumulate(queries, keys, values, is_visible, options, state)
 
-    first_chunk = first_needed.min() // chunk_size
-    num_chunks = -(-context_lens.max() // chunk_size)
-    state = lax.fori_loop(first_chunk, num_chunks, attend_chunk, _empty_softmax(queries.shape))
+    first_chunk, end_chunk = _index(tiles.first_chunk, group), _index(tiles.end_chunk, group)
+    state = lax.fori_loop(first_chunk, end_chunk, attend_chunk, _empty_softmax(queries.shape))
     output = state.weighted / jnp.where(state.total == 0, 1.0, state.total)[..., None]
-    output = output.astype(q.dtype).reshape(-1, num_kv_heads, tile_size, *grouped[3:])
-    flat: Array = output.transpose(0, 2, 1, 3, 4).reshape(-1, num_q_heads, head_dim)
-    return flat
+    output = output.astype(q.dtype).reshape(split[0], num_kv_heads, split[1], split[3], head_dim)
+    return output.transpose(0, 2, 1, 3, 4).reshape(-1, num_q_heads, head_dim)
 
 
 def _product_dtype(q: Array, kv_cache: Array, tile_size: int) -> np.dtype[Any]:
@@ -230,31 +309,6 @@ def _product_dtype(q: Array, kv_cache: Array, tile_size: int) -> np.dtype[Any]:
     is_bfloat16 = all(array.dtype == jnp.bfloat16 for array in (q, kv_cache))
     dtype: np.dtype[Any] = jnp.dtype(jnp.bfloat16 if is_bfloat16 and tile_size > 1 else jnp.float32)
     return dtype
-
-
-def _first_needed(tiles: _Tiles, sliding_window: int | None) -> Array:
-    """Return the first position that any row of each tile sees; the last int32 for no rows."""
-    window = np.iinfo(np.int32).max if sliding_window is None else sliding_window
-    first = jnp.maximum(0, tiles.first_position - (window - 1))
-    return jnp.where(tiles.num_rows > 0, first, np.iinfo(np.int32).max)
-
-
-def _gather_blocks(
-    kv_cache: Array, blocks: Array, is_needed: Array, dtype: np.dtype[Any]
-) -> tuple[Array, Array]:
-    """Return the keys and values in `blocks` `[G, n]`, each `[G, K, n * block_size, H]`."""
-    num_blocks, _, num_kv_heads, block_size, head_dim = kv_cache.shape
-    # One row per (block, key or value, head): XLA:CPU gathers long rows of a matrix two to four
-    # times as fast (8 GB/s a core) as slices of a higher rank, whose index it recomputes.
-    matrix = kv_cache.reshape(num_blocks * 2 * num_kv_heads, block_size * head_dim)
-    heads = jnp.arange(num_kv_heads, dtype=jnp.int32)
-    rows = blocks[:, None, :] * (2 * num_kv_heads) + heads[None, :, None]  # [G, K, n]
-    shape = (*rows.shape[:2], rows.shape[2] * block_size, head_dim)
-    keys = matrix.at[rows].get(mode="clip").astype(dtype).reshape(shape)
-    values = matrix.at[rows + num_kv_heads].get(mode="clip").astype(dtype).reshape(shape)
-    # Selected, not multiplied: weight zero times a stale NaN is NaN. Scores are selected too, so
-    # keys need no cleaning.
-    return keys, jnp.where(is_needed[:, None, :, None], values, jnp.zeros((), dtype))
 
 
 def _empty_softmax(shape: tuple[int, ...]) -> _Softmax:
@@ -301,11 +355,20 @@ def _materialise(array: Array) -> Array:
     return kept
 
 
+# The indices of a plan are in range and never negative: saying so drops the operations that would
+# wrap and clamp them, a quarter of all that XLA would have to compile.
+
+
+def _index(array: Array, index: Array) -> Array:
+    """Return `array[index]` for a scalar index."""
+    return lax.dynamic_index_in_dim(array, index, keepdims=False, allow_negative_indices=False)
+
+
+def _take(array: Array, rows: Array) -> Array:
+    """Return `array[rows]`."""
+    return array.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
 def _count_at_or_below(ascending: Array, values: Array) -> Array:
     """Return how many entries of `ascending` are at or below each value."""
     return jnp.searchsorted(ascending, values, side="right", method="compare_all").astype(jnp.int32)
-
-
-def _last_at_or_below(ascending: Array, values: Array) -> Array:
-    """Return the index of the last entry at or below each value, or 0 if there is none."""
-    return jnp.maximum(_count_at_or_below(ascending, values) - 1, 0)
