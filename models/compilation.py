@@ -30,7 +30,8 @@ class CompilationCounter:
         # JAX's public interface cannot remove one listener; a closed one stays and does nothing.
         self._open = False
 
-    def _listen(self, event: str, _seconds: float, **_: object) -> None:
+    def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
+        del duration_secs
         if self._open and event == _COMPILE_EVENT:
             self.count += 1
 
@@ -63,6 +64,6 @@ def persistent_cache(directory: str | None) -> Iterator[None]:
 
 def _configure(settings: dict[str, object]) -> None:
     for name, value in settings.items():
-        jax.config.update(name, value)
+        jax.config.update(name, value)  # type: ignore[no-untyped-call]
     # JAX opens the cache once; a changed folder is seen only after a reset.
     compilation_cache.reset_cache()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax import Array
 
 from paged.kv_cache import KVCache
@@ -13,7 +14,7 @@ from paged.models.forward import compute_logits, forward
 from paged.models.packing import BatchLayout
 from paged.models.sampling import sample
 
-type Step = Callable[[tuple[Array, ...], KVCache, Array], tuple[SampledTokens, KVCache]]
+type Step = Callable[[tuple[Array, ...], KVCache, np.ndarray], tuple[SampledTokens, KVCache]]
 """A compiled step: (parameter leaves, cache, packed inputs) -> (samples, updated cache)."""
 
 
@@ -70,7 +71,6 @@ def compile_step(
     step = functools.partial(
         forward_step, treedef=treedef, graphdef=graphdef, layout=layout, max_logprobs=max_logprobs
     )
-    packed = jax.ShapeDtypeStruct((layout.size,), jax.numpy.int32)
-    lowered = jax.jit(step, donate_argnums=1).lower(tuple(leaves), kv_cache, packed)
+    lowered = jax.jit(step, donate_argnums=1).lower(tuple(leaves), kv_cache, layout.empty())
     compiled: Step = lowered.compile()
     return compiled

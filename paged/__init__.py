@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from paged.attention import ragged_paged_attention
     from paged.kv_cache import KVCache, KVCacheSpec
     from paged.kv_write import write_kv
-    from paged.scheduler.engine import AsyncEngine, Engine
+    from paged.scheduler.async_engine import AsyncEngine
+    from paged.scheduler.engine import Engine
     from paged.scheduler.llm import LLM
     from paged.scheduler.output import CompletionOutput, RequestOutput
     from paged.scheduler.params import SamplingParams

@@ -298,7 +298,8 @@ def _attend_group(
     state = lax.fori_loop(first_chunk, end_chunk, attend_chunk, _empty_softmax(queries.shape))
     output = state.weighted / jnp.where(state.total == 0, 1.0, state.total)[..., None]
     output = output.astype(q.dtype).reshape(split[0], num_kv_heads, split[1], split[3], head_dim)
-    return output.transpose(0, 2, 1, 3, 4).reshape(-1, num_q_heads, head_dim)
+    flat: Array = output.transpose(0, 2, 1, 3, 4).reshape(-1, num_q_heads, head_dim)
+    return flat
 
 
 def _product_dtype(q: Array, kv_cache: Array, tile_size: int) -> np.dtype[Any]:
@@ -361,7 +362,10 @@ def _materialise(array: Array) -> Array:
 
 def _index(array: Array, index: Array) -> Array:
     """Return `array[index]` for a scalar index."""
-    return lax.dynamic_index_in_dim(array, index, keepdims=False, allow_negative_indices=False)
+    entry: Array = lax.dynamic_index_in_dim(
+        array, index, keepdims=False, allow_negative_indices=False
+    )
+    return entry
 
 
 def _take(array: Array, rows: Array) -> Array:

@@ -7,7 +7,7 @@ touched; what passes can be served.
 import dataclasses
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from paged.models.tokenizer import Tokenizer
 from paged.scheduler.logit_edits import make_logit_edits
@@ -32,7 +32,7 @@ class InputProcessor:
         *,
         vocab_size: int,
         max_model_len: int,
-        eos_token_ids: Sequence[int] = (),
+        eos_token_ids: Collection[int] = (),
         seed: int = 0,
     ) -> None:
         self._tokenizer = tokenizer

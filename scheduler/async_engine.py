@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 from paged.models.checkpoint import Checkpoint
 from paged.models.tokenizer import Tokenizer
@@ -139,7 +139,7 @@ class AsyncEngine:
         request_id: str | None = None,
         prompt: str | None = None,
         cache_salt: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """Yield deltas of one request as its samples advance; ends when all have finished.
 
         Closing the iterator, or cancelling the task that consumes it, aborts the request.
@@ -258,10 +258,10 @@ class AsyncEngine:
 
     def _run(self) -> None:
         try:
-            while not self._stopping:
+            while True:
                 self._take_inbox()
                 if self._stopping:
-                    break
+                    return
                 if not self._engine.has_unfinished:
                     continue
                 self._step_started = time.monotonic()

@@ -11,6 +11,7 @@ MIN_TOKENS = 8
 # Steps with few sequences are common (one user, or one prefill beside a few decodes) and must not
 # pay for the vocabulary head of `max_num_seqs` rows.
 FEW_SEQS = 8
+_SHORT_PROMPT = 32
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,8 +25,9 @@ class Bucket:
 class BucketTable:
     """The buckets of an engine, cheapest first.
 
-    Two families, both in powers of two: decode buckets with as many tokens as sequences, and
-    mixed buckets up to the token budget, once for few sequences and once for all.
+    Decode buckets have as many tokens as sequences, in powers of two. Mixed buckets go up to the
+    token budget: in powers of two with few sequences, where a step's padding is somebody's time
+    to first token, and in powers of four with all sequences, which full steps need.
 
     Args:
       max_num_seqs: most sequences in a step.
@@ -42,10 +44,10 @@ class BucketTable:
         for size in _powers_up_to(max_num_seqs):
             shapes.add(Bucket(size, size))
         most_seqs = _powers_up_to(max_num_seqs)[-1]
-        for size in _powers_up_to(max_num_batched_tokens):
-            shapes.add(Bucket(size, min(size, FEW_SEQS)))
-            if size > most_seqs:
-                shapes.add(Bucket(size, most_seqs))
+        sizes = _powers_up_to(max_num_batched_tokens)
+        # Up to 32 tokens a decode bucket does for a short prompt too.
+        shapes |= {Bucket(size, FEW_SEQS) for size in sizes if size > _SHORT_PROMPT}
+        shapes |= {Bucket(size, most_seqs) for size in sizes[::-2] if size > most_seqs}
         self.buckets: tuple[Bucket, ...] = tuple(sorted(shapes))
 
     def pick(self, num_tokens: int, num_seqs: int) -> Bucket:

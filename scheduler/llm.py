@@ -103,7 +103,7 @@ class LLM:
           ParameterError: for a prompt or parameters that cannot be served; nothing is generated.
           ValueError: if there are not as many parameters as prompts.
         """
-        several = [prompts] if _is_one_prompt(prompts) else list(prompts)
+        several: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
         params = self._params_for(len(several), sampling_params)
         ids: list[str] = []
         texts: dict[str, str | None] = {}
@@ -150,6 +150,7 @@ class LLM:
             raise ValueError(
                 f"{self._loaded.checkpoint.name} has no chat template; use generate() instead."
             )
+        conversations: list[Any]
         conversations = [messages] if _is_one_conversation(messages) else list(messages)
         prompts: list[Prompt] = []
         for conversation in conversations:

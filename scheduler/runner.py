@@ -90,15 +90,15 @@ class ModelRunner:
           table: the buckets; `execute` picks from it.
           progress: show a bar on standard error.
         """
-        abstract = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-            (self._params, self._kv_cache),
-        )
 
         def compile_one(bucket: Bucket) -> tuple[Bucket, Step]:
             layout = self.layout(bucket)
             return bucket, compile_step(
-                self._graphdef, *abstract, layout, max_logprobs=MAX_LOGPROBS
+                self._graphdef,
+                self._params,
+                self._kv_cache,
+                layout,
+                max_logprobs=MAX_LOGPROBS,
             )
 
         with (
@@ -116,7 +116,7 @@ class ModelRunner:
                 bar.update()
         self._table = table
         self._run(table.buckets[0], self.layout(table.buckets[0]).empty())
-        jax.block_until_ready(self._kv_cache)
+        self._kv_cache.token_ids.block_until_ready()
 
     def execute(self, output: SchedulerOutput) -> DeviceStep:
         """Start one step; the device may still work on it when this returns.

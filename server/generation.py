@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from aiohttp import web
 
@@ -175,7 +175,7 @@ class Generation:
             prompt=prompt.text,
             cache_salt=self.request.cache_salt,
         )
-        async with aclosing(cast("AsyncGenerator[RequestOutput, None]", iterator)) as outputs:
+        async with aclosing(iterator) as outputs:
             async for output in outputs:
                 yield index, output
 
