@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 GIB = 2**30
 # A CPU's memory is everybody's: without being asked for more, KV takes no more than this.
-_MAX_CPU_KV_BYTES = 4 * GIB
+_MAX_CPU_KV_BYTES = 2 * GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def available_kv_bytes(budget: MemoryBudget, utilization: float) -> int:
     """Return the bytes that the KV cache may take.
 
     On an accelerator the engine may use `utilization` of the whole device, weights included; on a
-    CPU it takes that share of what is free, at most 4 GiB.
+    CPU it takes that share of what is free, at most 2 GiB.
 
     Raises:
       CapacityError: if nothing is left.

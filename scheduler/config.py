@@ -17,7 +17,7 @@ class EngineConfig:
       max_num_batched_tokens: token budget of a step; None takes the platform's default.
       block_size: tokens per KV block.
       gpu_memory_utilization: share of the device's memory for weights, activations and KV; on a
-        CPU, the share of free memory that KV may take (and at most 4 GiB unless set otherwise).
+        CPU, the share of free memory that KV may take (and at most 2 GiB unless set otherwise).
       kv_cache_memory_bytes: bytes of KV, instead of the share.
       num_gpu_blocks_override: blocks of KV, instead of the computed number.
       enable_prefix_caching: reuse the KV of equal prefixes.

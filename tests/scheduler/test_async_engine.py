@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,14 @@ from paged.scheduler.params import ParameterError, SamplingParams
 from tests.scheduler.fakes import make_engine, spell
 
 HELLO = spell("hello")
+
+
+def endless(request):
+    """A script that takes its time, so that a test can act in the middle of a request."""
+    time.sleep(0.002)
+    return ord("a")
+
+
 DEFAULTS = SamplingParams()
 CONFIG = EngineConfig(max_model_len=128, max_num_seqs=8, max_num_batched_tokens=32)
 
@@ -66,7 +75,7 @@ def test_closing_the_stream_aborts_the_request():
         while engine._engine.has_unfinished:
             await asyncio.sleep(0.001)
 
-    serve(scenario, script=spell("a" * 1000))
+    serve(scenario, script=endless)
 
 
 def test_cancelling_the_consumer_aborts_the_request():
@@ -80,7 +89,7 @@ def test_cancelling_the_consumer_aborts_the_request():
         while engine._engine.has_unfinished:
             await asyncio.sleep(0.001)
 
-    serve(scenario, script=spell("a" * 1000))
+    serve(scenario, script=endless)
 
 
 def test_abort_by_id_ends_the_stream_with_the_reason():
@@ -92,7 +101,7 @@ def test_abort_by_id_ends_the_stream_with_the_reason():
             reasons.append(output.outputs[0].finish_reason)
         return reasons[-1]
 
-    assert serve(scenario, script=spell("a" * 1000)) == "abort"
+    assert serve(scenario, script=endless) == "abort"
 
 
 def test_bad_input_is_refused_before_it_is_queued():
@@ -113,7 +122,7 @@ def test_a_second_request_with_the_same_id_is_refused():
             await anext(engine.generate([65], SamplingParams(), request_id="mine"))
         await stream.aclose()
 
-    serve(scenario, script=spell("a" * 1000))
+    serve(scenario, script=endless)
 
 
 def test_a_full_queue_refuses_and_recovers():
@@ -129,7 +138,7 @@ def test_a_full_queue_refuses_and_recovers():
             await stream.aclose()
         return await collect(engine)
 
-    assert serve(scenario, script=spell("a" * 1000), max_num_queued_reqs=2) == "a" * 16
+    assert serve(scenario, script=endless, max_num_queued_reqs=2) == "a" * 16
 
 
 def test_a_failed_step_ends_every_stream_and_turns_health():
@@ -142,7 +151,7 @@ def test_a_failed_step_ends_every_stream_and_turns_health():
         with pytest.raises(EngineDeadError, match="the device is on fire"):
             await collect(engine)
 
-    serve(scenario, script=spell("a" * 1000), fail_at=3)
+    serve(scenario, script=endless, fail_at=3)
 
 
 def test_draining_finishes_what_runs_and_refuses_the_rest():
@@ -168,7 +177,7 @@ def test_draining_gives_up_after_its_timeout():
         assert engine.num_unfinished == 1
         await stream.aclose()
 
-    serve(scenario, script=spell("a" * 1000))
+    serve(scenario, script=endless)
 
 
 def test_shutdown_ends_open_streams():
@@ -181,7 +190,7 @@ def test_shutdown_ends_open_streams():
         with pytest.raises(EngineDeadError, match="was shut down"):
             engine.check_health()
 
-    serve(scenario, script=spell("a" * 1000))
+    serve(scenario, script=endless)
 
 
 def test_a_stuck_step_is_unhealthy():

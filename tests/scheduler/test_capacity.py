@@ -48,11 +48,11 @@ def test_an_accelerator_is_used_up_to_its_share_weights_included():
     assert available_kv_bytes(budget, 0.9) == pytest.approx((72 - 20 - 2) * GIB, abs=1)
 
 
-def test_a_cpu_gives_a_share_of_what_is_free_and_no_more_than_four_gib():
+def test_a_cpu_gives_a_share_of_what_is_free_and_no_more_than_two_gib():
     small = MemoryBudget(16 * GIB, 3 * GIB, GIB, shared_with_host=True)
     assert available_kv_bytes(small, 0.5) == GIB // 2
     large = MemoryBudget(512 * GIB, 400 * GIB, GIB, shared_with_host=True)
-    assert available_kv_bytes(large, 0.9) == 4 * GIB
+    assert available_kv_bytes(large, 0.9) == 2 * GIB
 
 
 def test_no_memory_left_says_what_to_turn():
