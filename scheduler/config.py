@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+DEFAULT_COMPILATION_CACHE_DIR = "~/.cache/paged/xla"
 ATTENTION_BACKENDS = ("auto", "xla")
 
 
@@ -44,7 +45,7 @@ class EngineConfig:
     attention_backend: str = "auto"
     max_num_queued_reqs: int | None = None
     generation_config: str = "auto"
-    compilation_cache_dir: str | None = None
+    compilation_cache_dir: str | None = DEFAULT_COMPILATION_CACHE_DIR
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):

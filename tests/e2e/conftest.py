@@ -31,6 +31,7 @@ def smollm(demo_model_path: Path) -> Iterator[LoadedEngine]:
         max_num_batched_tokens=512,
         block_size=BLOCK_SIZE,
         num_gpu_blocks_override=512,
+        compilation_cache_dir=None,
     )
     loaded = load_engine(str(demo_model_path), config, progress=False)
     yield loaded
@@ -72,8 +73,8 @@ def tiny_model(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="session")
-def tiny_config() -> EngineConfig:
-    """Settings for the tiny llama: few small buckets, compiled in seconds."""
+def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    """Settings for the tiny llama: few small buckets, compiled once for all tests."""
     return EngineConfig(
         dtype="float32",
         max_model_len=256,
@@ -81,4 +82,5 @@ def tiny_config() -> EngineConfig:
         max_num_batched_tokens=64,
         block_size=8,
         num_gpu_blocks_override=65,
+        compilation_cache_dir=str(tmp_path_factory.mktemp("xla")),
     )

@@ -49,12 +49,19 @@ def check_all(result: dict, prompts: Sequence[dict]) -> None:
     assert compared > 0.8 * sum(len(prompt["steps"]) for prompt in prompts)
 
 
-def test_one_at_a_time(make_engine, smollm_golden):
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("short", "emoji", "space_edges", "crlf_nbsp"), id="some"),
+        pytest.param(None, id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_one_at_a_time(make_engine, smollm_golden, names):
     engine = make_engine()
     for prompt in smollm_golden["prompts"]:
-        check_greedy(
-            prompt["name"], run(engine, [prompt])["tokens"][prompt["name"]], prompt["steps"]
-        )
+        if names is None or prompt["name"] in names:
+            result = run(engine, [prompt])
+            check_greedy(prompt["name"], result["tokens"][prompt["name"]], prompt["steps"])
 
 
 def test_all_at_once_with_log_probabilities(make_engine, smollm_golden):
@@ -81,18 +88,11 @@ def test_prompts_in_chunks_of_at_most_64_tokens(make_engine, smollm_golden):
 
 
 def test_so_few_blocks_that_requests_are_preempted(make_engine, smollm_golden):
-    # 97 usable blocks of 16: one request of 1,536 tokens, or a few of the short ones.
+    # 97 usable blocks of 16: room for one request of 1,536 tokens, not for all prompts at once.
     prompts = smollm_golden["prompts"]
     result = run(make_engine(num_blocks=98, token_budget=256), prompts)
     check_all(result, prompts)
-    short = [prompt for prompt in prompts if len(prompt_ids(prompt)) < 300]
-    few = run(make_engine(num_blocks=98, token_budget=256), [*short, *_again(short)])
-    check_all(few, short)
-    assert result["num_preempted"] + few["num_preempted"] > 0
-
-
-def _again(prompts: Sequence[dict]) -> list[dict]:
-    return [{**prompt, "name": prompt["name"] + " again"} for prompt in prompts]
+    assert result["num_preempted"] > 0
 
 
 def test_prefix_caching(make_engine, smollm_golden):
@@ -126,7 +126,9 @@ def test_conversations_render_to_the_golden_text_and_answer_alike(smollm, smollm
         for output in smollm.engine.step()[0]:
             tokens.setdefault(output.request_id, []).extend(output.outputs[0].token_ids)
     for number, conversation in enumerate(smollm_golden["conversations"]):
-        ties = set(conversation["near_tie_steps"])
+        if "greedy_ids" not in conversation:
+            continue
+        ties = set(conversation.get("near_tie_steps", ()))
         steps = [
             {"id": token_id, "gap": None, "near_tie": step in ties}
             for step, token_id in enumerate(conversation["greedy_ids"])
