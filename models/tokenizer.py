@@ -11,6 +11,10 @@ import tokenizers
 from paged.models.errors import CheckpointError
 from paged.models.json_file import read_json
 
+# Only the batch calls of `tokenizers` release the interpreter lock, which `encode` holds for over
+# a second with a megabyte of text; up to this length it takes less than 20 ms.
+_LONG_CHARS = 20_000
+
 
 class Tokenizer:
     """A `tokenizers.Tokenizer` with the special tokens and the chat template of its checkpoint.
@@ -105,6 +109,8 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`; special tokens spelled out in it become their ids.
 
+        Other threads run meanwhile if the text is long.
+
         Args:
           text: any text.
           add_special_tokens: also add what the checkpoint puts around a text, such as a
@@ -114,7 +120,12 @@ class Tokenizer:
           ValueError: if the text has a lone surrogate, which is no character.
         """
         try:
-            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) <= _LONG_CHARS:
+                encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+            else:
+                (encoding,) = self.backend.encode_batch_fast(
+                    [text], add_special_tokens=add_special_tokens
+                )
         except TypeError:
             if (match := re.search("[\ud800-\udfff]", text)) is None:
                 raise
@@ -122,6 +133,7 @@ class Tokenizer:
                 f"The text has a lone surrogate (U+{ord(match[0]):04X}) at position "
                 f"{match.start()}, which is no character; remove it."
             ) from None
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -68,6 +68,7 @@ def load_engine(
     progress: bool = True,
     revision: str | None = None,
     token: str | None = None,
+    models_cache_dir: str | None = None,
 ) -> LoadedEngine:
     """Load a checkpoint, size and allocate its KV cache and compile every step.
 
@@ -76,6 +77,7 @@ def load_engine(
       config: settings.
       progress: show progress bars on standard error.
       revision, token: for a model on the Hub.
+      models_cache_dir: folder of the demo model; None takes ~/.cache/paged-models.
 
     Raises:
       CheckpointError: the files are missing or broken.
@@ -85,7 +87,9 @@ def load_engine(
     """
     phases: dict[str, float] = {}
     with _phase(phases, "open checkpoint"):
-        checkpoint = open_checkpoint(model, revision=revision, token=token)
+        checkpoint = open_checkpoint(
+            model, revision=revision, token=token, cache_dir=models_cache_dir
+        )
         model_config = checkpoint.model_config
         config = resolve_config(config, model_config)
         tokenizer = checkpoint.tokenizer

@@ -27,6 +27,11 @@ MODEL is a directory in Hugging Face's format, a GGUF file, or an id on the Hugg
 without it, the demo model SmolLM2-135M-Instruct is used.
 """
 
+_ENVIRONMENT = """\
+environment: $PAGED_MODELS_CACHE is the folder that the demo model is downloaded to and found in
+(default: ~/.cache/paged-models).
+"""
+
 # Command -> module with `run(args) -> int`.
 _COMMANDS = {
     "serve": "paged.server.cli_serve",
@@ -98,6 +103,7 @@ def _add_command(
         name,
         help=text,
         description=text[0].upper() + text[1:] + ".",
+        epilog=_ENVIRONMENT,
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )

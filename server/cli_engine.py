@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from paged.scheduler.config import EngineConfig
 from paged.server.cli_errors import user_errors
-from paged.server.cli_settings import engine_config, key_from_environment
+from paged.server.cli_settings import engine_config, key_from_environment, models_cache_dir
 from paged.server.client import Client
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ async def start_engine(args: argparse.Namespace, config: EngineConfig) -> "Async
             progress=sys.stderr.isatty(),
             revision=args.revision,
             token=args.hf_token,
+            models_cache_dir=models_cache_dir(),
         )
     except asyncio.CancelledError:
         # The thread may sit in the compiler for minutes, and a normal exit would wait for it.

@@ -70,6 +70,11 @@ def key_from_environment() -> str | None:
     return os.environ.get("PAGED_API_KEY") or os.environ.get("VLLM_API_KEY")
 
 
+def models_cache_dir() -> str | None:
+    """Return the folder of the demo model that the environment names, if any."""
+    return os.environ.get("PAGED_MODELS_CACHE") or None
+
+
 def set_up_logging(level: str) -> None:
     """Log to standard error, one plain line per message."""
     logging.basicConfig(

@@ -18,22 +18,23 @@ async def encode(
 
     Raises: ApiError for a lone surrogate, which a template's escapes can smuggle in.
     """
+
+    def encode_all() -> list[list[int]]:
+        return [tokenizer.encode(text, add_special_tokens) for text in texts]
+
     try:
         if sum(map(len, texts)) <= _LONG_CHARS:
-            return [tokenizer.encode(text, add_special_tokens) for text in texts]
-        # The batch calls are those that release the interpreter lock; a thread alone is no help.
-        encodings = await asyncio.to_thread(
-            tokenizer.backend.encode_batch_fast, texts, add_special_tokens=add_special_tokens
-        )
-    except (ValueError, TypeError) as error:
+            return encode_all()
+        return await asyncio.to_thread(encode_all)
+    except ValueError as error:
         raise ApiError(f"The text cannot be tokenized: {error}") from None
-    return [encoding.ids for encoding in encodings]
 
 
 async def decode(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
     """Return the text of token ids, special tokens included."""
     if len(token_ids) <= _LONG_TOKENS:
         return tokenizer.decode(token_ids, skip_special_tokens=False)
+    # The batch call is the one that releases the interpreter lock; a thread alone is no help.
     (text,) = await asyncio.to_thread(
         tokenizer.backend.decode_batch, [token_ids], skip_special_tokens=False
     )

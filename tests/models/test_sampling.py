@@ -70,6 +70,8 @@ def run(
 def draw(row: np.ndarray, count: int, **fields: object) -> np.ndarray:
     """`count` draws from one row of logits: 256 seeds at as many positions as it takes."""
     num_seqs = 256
+    # One program for all the short vocabularies.
+    row = np.pad(row, (0, max(0, 150 - row.size)), constant_values=-np.inf)
     logits = np.broadcast_to(row, (num_seqs, row.size))
     batch = make_batch(num_seqs, **({"temperature": 1.0} | fields))
     rounds = -(-count // num_seqs)
@@ -104,26 +106,26 @@ def kept_tokens(row, *, temperature=1.0, min_p=0.0, top_k=0, top_p=1.0) -> set[i
 # Greedy
 
 
-@pytest.mark.parametrize("vocab_size", [1, 63, 64, 65, 1000, 49152])
+@pytest.mark.parametrize("vocab_size", [1, 64, 65, 49152])
 def test_greedy_takes_the_largest_logit(vocab_size: int):
-    logits = random_logits(5, vocab_size)
-    result = run(logits, make_batch(5))
+    logits = random_logits(4, vocab_size)
+    result = run(logits, make_batch(4))
     assert result.token_ids.dtype == np.int32
     np.testing.assert_array_equal(result.token_ids, logits.argmax(axis=1))
 
 
 def test_greedy_takes_the_first_of_equal_logits():
-    logits = np.zeros((3, 200), np.float32)
-    logits[1, [70, 71, 199]] = 5.0
+    logits = np.zeros((4, 100), np.float32)
+    logits[1, [70, 71, 99]] = 5.0
     logits[2] = -np.inf
-    assert run(logits, make_batch(3)).token_ids.tolist() == [0, 70, 0]
+    assert run(logits, make_batch(4)).token_ids.tolist() == [0, 70, 0, 0]
 
 
 def test_greedy_rows_stay_greedy_beside_random_ones():
-    logits = np.repeat(random_logits(1, 300), 64, axis=0)
-    logits[:, [7, 250]] = logits.max() + 1.0  # ties, in different blocks
-    temperature = np.tile([0.0, 2.0], 32)
-    tokens = run(logits, make_batch(64, temperature=temperature, top_k=40)).token_ids
+    logits = np.repeat(random_logits(1, 150), 256, axis=0)
+    logits[:, [7, 140]] = logits.max() + 1.0  # ties, in different blocks
+    temperature = np.tile([0.0, 2.0], 128)
+    tokens = run(logits, make_batch(256, temperature=temperature, top_k=40)).token_ids
     assert set(tokens[::2].tolist()) == {7}
     assert len(set(tokens[1::2].tolist())) > 5
 
@@ -202,11 +204,10 @@ def test_wide_vocabulary_keeps_the_same_tokens_as_sorting(limits: dict[str, floa
 def test_rows_truncate_each_by_its_own_limits():
     row = plateau(300)
     top_k, top_p = np.array([0, 3, 200, 0, 0]), np.array([1.0, 1.0, 1.0, 0.02, 0.7])
-    logits = np.repeat(row[None], 5, axis=0)
-    batch = make_batch(5, temperature=1.0, top_k=top_k, top_p=top_p)
-    drawn = np.stack([run(logits, batch, positions=i).token_ids for i in range(200)], axis=1)
-    for tokens, k, p in zip(drawn, top_k, top_p, strict=True):
-        assert set(tokens.tolist()) <= kept_tokens(row, top_k=k, top_p=p)
+    limits = {"top_k": np.resize(top_k, 256), "top_p": np.resize(top_p, 256)}
+    drawn = draw(row, 1024, **limits).reshape(-1, 256)
+    for i, (k, p) in enumerate(zip(top_k, top_p, strict=True)):
+        assert set(drawn[:, i::5].flat) <= kept_tokens(row, top_k=k, top_p=p)
 
 
 # The draw
@@ -225,7 +226,7 @@ def test_draws_follow_the_probabilities(temperature: float):
 
 
 def test_low_temperature_is_nearly_greedy():
-    row = random_logits(1, 500)[0]
+    row = random_logits(1, 150)[0]
     assert set(draw(row, 256, temperature=0.01).tolist()) == {int(row.argmax())}
 
 
@@ -265,10 +266,10 @@ def test_every_part_of_the_key_changes_the_draws(change: str):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_row_without_a_possible_token_still_gives_a_token(temperature: float):
-    logits = np.full((2, 70), -np.inf, np.float32)
+    logits = np.full((4, 100), -np.inf, np.float32)
     logits[1] = np.nan
-    tokens = run(logits, make_batch(2, temperature=temperature)).token_ids
-    assert ((tokens >= 0) & (tokens < 70)).all()
+    tokens = run(logits, make_batch(4, temperature=temperature)).token_ids
+    assert ((tokens >= 0) & (tokens < 100)).all()
 
 
 # Edits
@@ -286,23 +287,21 @@ def test_edits_add_to_the_logits_of_their_row():
 
 
 def test_allow_list_forbids_everything_else():
-    logits = np.zeros((3, 100), np.float32)
+    logits = np.zeros((4, 100), np.float32)
     logits[:, 9] = 50.0
     edits = {0: [(3, 0.0), (70, 0.0)], 1: [(3, 0.0), (70, 1.0)], 2: [(70, 1.0)]}
-    batch = make_batch(3, edits=edits, only_edits=np.array([1, 1, 0]))
-    assert run(logits, batch).token_ids.tolist() == [3, 70, 9]
-
-
-def test_empty_allow_list_forbids_everything():
-    logits = random_logits(1, 100)
-    assert run(logits, make_batch(1, only_edits=1)).token_ids.tolist() == [0]
+    batch = make_batch(4, edits=edits, only_edits=np.array([1, 1, 0, 1]))
+    # The last list is empty: nothing is possible, and the first token stands for that.
+    assert run(logits, batch).token_ids.tolist() == [3, 70, 9, 0]
 
 
 def test_random_rows_never_draw_a_forbidden_token():
-    row = np.array([5.0, 4.0, 3.0, 2.0])
-    logits = np.repeat(row[None], 256, axis=0)
+    logits = np.full((256, 150), -10.0)
+    logits[:, :4] = [5.0, 4.0, 3.0, 2.0]
     banned = make_batch(256, temperature=1.0, edits={i: [(0, -np.inf)] for i in range(256)})
-    assert set(run(logits, banned).token_ids.tolist()) == {1, 2, 3}
+    drawn = set(run(logits, banned).token_ids.tolist())
+    assert {1, 2, 3} <= drawn
+    assert 0 not in drawn
     edits = {i: [(2, 0.0), (3, 0.0)] for i in range(256)}
     allowed = make_batch(256, temperature=1.0, edits=edits, only_edits=1, top_p=0.99, top_k=3)
     assert set(run(logits, allowed).token_ids.tolist()) == {2, 3}
@@ -349,27 +348,26 @@ def test_penalties_equal_the_reference(length: int):
 
 
 def test_prompt_tokens_count_for_repetition_only():
-    logits = np.zeros((3, 80), np.float32)
+    logits = np.zeros((4, 100), np.float32)
     logits[:, 5], logits[:, 6] = 2.0, 1.5
-    history = np.full((3, 4), 5, np.int32)
+    history = np.full((4, 4), 5, np.int32)
     batch = make_batch(
-        3,
-        num_prompt_tokens=4,
-        presence_penalty=np.array([2.0, 0.0, 0.0]),
-        frequency_penalty=np.array([0.0, 2.0, 0.0]),
-        repetition_penalty=np.array([1.0, 1.0, 2.0]),
+        4,
+        num_prompt_tokens=np.array([4, 4, 4, 3]),
+        presence_penalty=np.array([2.0, 0.0, 0.0, 2.0]),
+        frequency_penalty=np.array([0.0, 2.0, 0.0, 0.0]),
+        repetition_penalty=np.array([1.0, 1.0, 2.0, 1.0]),
     )
-    assert run(logits, batch, history=history, positions=4).token_ids.tolist() == [5, 5, 6]
+    assert run(logits, batch, history=history, positions=4).token_ids.tolist() == [5, 5, 6, 6]
 
 
 def test_penalties_come_after_edits():
-    # (1 + 3) / 2 = 2 beats 1.9, while 1 / 2 + 3 would beat 2.5 as well: only this order gives 70.
-    logits = np.zeros((2, 80), np.float32)
-    logits[:, 9], logits[0, 70], logits[1, 70] = 1.0, 1.9, 2.5
-    history = np.array([[9], [9]], np.int32)
-    edits = {0: [(9, 3.0)], 1: [(9, 3.0)]}
-    batch = make_batch(2, repetition_penalty=2.0, edits=edits)
-    assert run(logits, batch, history=history, positions=1).token_ids.tolist() == [9, 70]
+    # (1 + 3) / 2 = 2 is less than 2.5; the other order would give 1 / 2 + 3 = 3.5.
+    logits = np.zeros((4, 100), np.float32)
+    logits[:, 9], logits[:, 70] = 1.0, 2.5
+    history = np.full((4, 4), 9, np.int32)
+    batch = make_batch(4, repetition_penalty=2.0, edits={i: [(9, 3.0)] for i in range(4)})
+    assert run(logits, batch, history=history, positions=1).token_ids.tolist() == [70] * 4
 
 
 # Log probabilities

@@ -3,13 +3,15 @@
 import itertools
 import json
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models
+from tokenizers import AddedToken, decoders, models, processors
 from tokenizers import Tokenizer as Backend
 
 from paged.models.errors import CheckpointError
@@ -104,6 +106,34 @@ def test_an_id_without_a_token_has_no_text(smollm: Tokenizer):
     assert smollm.decode([10**6]) == ""
 
 
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+def test_long_texts_have_the_ids_of_a_single_encoding(
+    smollm: Tokenizer, tiny_dir: Path, add_special_tokens: bool
+):
+    text = "The 12 quick  foxes,\n日本語 🦙 <|im_end|><eos> é½ " * 1000
+    with_bos = Tokenizer.from_directory(tiny_dir)
+    with_bos.backend.post_processor = processors.TemplateProcessing(
+        single=["<bos>", "$A"], special_tokens=[("<bos>", 1)]
+    )
+    for tokenizer in (smollm, with_bos):
+        expected = tokenizer.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        assert tokenizer.encode(text, add_special_tokens) == expected
+
+
+def test_encoding_a_long_text_lets_other_threads_run(smollm: Tokenizer):
+    text = "hello world foo bar " * 50_000
+    ticks = []
+    with ThreadPoolExecutor(1) as pool:
+        started = time.perf_counter()
+        encoding = pool.submit(smollm.encode, text)
+        while not encoding.done():
+            ticks.append(time.perf_counter())
+            time.sleep(0.001)
+        total = time.perf_counter() - started
+    gaps = [later - earlier for earlier, later in itertools.pairwise([started, *ticks])]
+    assert max(gaps) < 0.7 * total
+
+
 def test_part_of_a_character_is_shown_as_such(smollm: Tokenizer):
     first, *_ = smollm.encode("🦙")
     assert smollm.token_text(first) == "\ufffd"
@@ -112,6 +142,8 @@ def test_part_of_a_character_is_shown_as_such(smollm: Tokenizer):
 def test_lone_surrogates_are_refused(smollm: Tokenizer):
     with pytest.raises(ValueError, match=r"lone surrogate \(U\+D83D\) at position 2"):
         smollm.encode("ab\ud83d")
+    with pytest.raises(ValueError, match=r"lone surrogate \(U\+D83D\) at position 30000"):
+        smollm.encode("a" * 30_000 + "\ud83d")
     with pytest.raises(TypeError):
         smollm.encode(None)  # type: ignore[arg-type]
 

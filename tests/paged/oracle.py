@@ -51,9 +51,8 @@ class Batch:
 
     shape: Shape
     q: Numbers = dataclasses.field(repr=False)  # [num_tokens, num_q_heads, head_dim]
-    kv_cache: Numbers = dataclasses.field(
-        repr=False
-    )  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
+    # [num_blocks, 2, num_kv_heads, block_size, head_dim]
+    kv_cache: Numbers = dataclasses.field(repr=False)
     block_tables: Numbers = dataclasses.field(repr=False)  # [num_seqs, max_blocks_per_seq]
     seq_lens: Numbers  # [num_seqs]
     query_start_loc: Numbers  # [num_seqs + 1]
@@ -73,7 +72,9 @@ def make_batch(
     """
     rng = np.random.default_rng(seed)
     block_size = shape.block_size
-    num_blocks = 3 + shared_blocks + sum(-(-context // block_size) for context, _ in seqs)
+    # As many for every batch of a shape, or each would be compiled anew.
+    num_blocks = 8 + shape.num_seqs * shape.max_blocks_per_seq
+    assert shared_blocks < 8
     poison = rng.choice([np.nan, np.inf, -np.inf], (num_blocks, 2, 1, block_size, 1))
     kv_shape = (num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim)
     kv_cache = np.broadcast_to(poison, kv_shape).copy()

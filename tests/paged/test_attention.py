@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paged.attention import ragged_paged_attention
+from paged import attention
+from paged.attention import plan_attention, ragged_paged_attention
 from tests.paged.oracle import Batch, Shape, assert_matches, make_batch
 
 BACKENDS = ["xla"]
@@ -164,6 +165,36 @@ def test_cache_of_another_dtype_than_the_queries():
 def test_auto_is_a_backend_that_works_without_jit():
     batch = make_batch(SHAPES["mixed"], [(20, 3), (4, 1)], seed=9)
     assert_matches(ragged_paged_attention(*map(jnp.asarray, batch.arrays)), batch)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["decode", "mixed", "window"])
+def test_plan_made_once_serves_every_layer(backend: str, name: str):
+    shape = SHAPES[name]
+    seqs = [(130, 1), (33, 2), (70, 1)]
+    layers = [make_batch(shape, seqs, seed=seed) for seed in (10, 10)]
+    layers[1] = Batch(shape, -layers[1].q, layers[1].kv_cache, *layers[1].arrays[2:])
+    tables = [jnp.asarray(array) for array in layers[0].arrays[2:]]
+    plan = plan_attention(
+        *tables,
+        num_tokens=shape.num_tokens,
+        num_q_heads=shape.num_kv_heads * shape.queries_per_kv,
+        num_kv_heads=shape.num_kv_heads,
+        block_size=shape.block_size,
+        sliding_window=shape.sliding_window,
+        backend=backend,
+    )
+    planned = jax.jit(functools.partial(ragged_paged_attention, backend=backend, **shape.options))
+    for layer in layers:
+        assert_matches(planned(*map(jnp.asarray, layer.arrays), plan=plan), layer)
+
+
+def test_backend_that_cannot_serve_a_call_gives_its_reason(monkeypatch: pytest.MonkeyPatch):
+    # "xla" takes every call, so a module that takes none stands in for the backends that do not.
+    modules = {"xla": "tests.paged.refusing_backend"}
+    monkeypatch.setattr(attention, "_MODULES", modules)
+    with pytest.raises(NotImplementedError, match="'xla' does not support this call: head_dim=64 "):
+        jax.eval_shape(ragged_paged_attention, *VALID)
 
 
 def abstract_call(shape: Shape, num_blocks: int = 64) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from paged._version import __version__
+from paged.models.demo import DEFAULT_CACHE_DIR
 from paged.scheduler.config import EngineConfig
 from paged.server import cli_errors
 from paged.server.cli import build_parser, main
@@ -16,6 +17,7 @@ from paged.server.cli_errors import UserError, user_errors
 from paged.server.cli_options import dashed, size
 from paged.server.cli_settings import (
     engine_config,
+    models_cache_dir,
     sampling_fields,
     server_settings,
     set_up_logging,
@@ -30,7 +32,7 @@ def parse(*arguments: str) -> argparse.Namespace:
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch):
-    for name in ("PAGED_API_KEY", "VLLM_API_KEY", "PAGED_CACHE_DIR"):
+    for name in ("PAGED_API_KEY", "VLLM_API_KEY", "PAGED_CACHE_DIR", "PAGED_MODELS_CACHE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -175,6 +177,12 @@ def test_cache_folder_may_come_from_the_environment(monkeypatch):
     assert engine_config(parse("serve", "--no-compilation-cache")).compilation_cache_dir is None
 
 
+def test_folder_of_the_demo_model_may_come_from_the_environment(monkeypatch):
+    assert models_cache_dir() is None
+    monkeypatch.setenv("PAGED_MODELS_CACHE", "/somewhere")
+    assert models_cache_dir() == "/somewhere"
+
+
 def test_template_may_be_literal():
     args = parse("serve", "--chat-template", r"{{ messages }}\n")
     assert server_settings(args).chat_template == "{{ messages }}\n"
@@ -258,6 +266,8 @@ def test_help_shows_defaults_and_groups(capsys, command):
     assert "type of weights and activations (default: auto)" in words
     assert "reuse the KV of prompts that begin alike (default: on)" in words
     assert "(default: None)" not in words
+    assert "$PAGED_MODELS_CACHE is the folder" in words
+    assert f"(default: {DEFAULT_CACHE_DIR})" in words
     assert max(map(len, text.splitlines())) <= 100
 
 
