@@ -21,7 +21,7 @@ LOOKS_UP = "paged/__init__.py"
 
 # The files of scheduler/ that meet the floors below; the rest is policy, in plain Python and numpy.
 REACHES_DOWN = {
-    "admission",  # tokenizes prompts and packs a request's sampling row
+    "admission",  # tokenizes bad words
     "async_engine",  # exposes the checkpoint and its tokenizer to the server
     "batching",  # fills the batch types
     "capacity",  # asks KVCacheSpec for bytes
@@ -229,3 +229,18 @@ def test_exceptions_are_still_needed():
         if source.floor == "scheduler" and source.stem in REACHES_DOWN:
             floors = {floor_of(module) for _, module in source.imports()}
             assert floors & {"paged", "models"}, f"{source.path} need not be in REACHES_DOWN"
+
+
+def test_every_room_stands_in_the_description_of_the_house():
+    description = (ROOT / "docs" / "architecture.md").read_text()
+    tables = {}
+    for floor in FLOORS:
+        start = description.index(f"| `{floor}/` | |")
+        tables[floor] = description[start : description.index("\n\n", start)]
+    missing = [
+        f"{floor}/{file.name}"
+        for floor in FLOORS
+        for file in sorted((ROOT / floor).glob("*.py"))
+        if not file.name.startswith("_") and f"`{file.name}`" not in tables[floor]
+    ]
+    assert not missing, "name these files in docs/architecture.md"
