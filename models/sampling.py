@@ -3,8 +3,8 @@
 Each stage runs only if some row of the batch asks for it, so a greedy batch reads its logits once.
 Nothing walks over the whole vocabulary more often than it must: the logits are seen as blocks of
 64 tokens, whose maxima or masses point to the few blocks that matter. So 64 rows of 49152 logits
-take 0.9 ms greedy and 3.5 ms random on a Zen 5 core, where an argmax takes 3 ms and Gumbel noise
-for every token 50 ms.
+take 0.8 ms greedy and 12 ms random on two Zen 5 cores, most of the 12 in page faults of fresh
+temporaries; an argmax alone takes 3 ms and Gumbel noise for every token 50 ms.
 
 Source: Gumbel-max trick, Gumbel 1954; top-p, arXiv:1904.09751; min-p, arXiv:2407.01082;
 repetition penalty, arXiv:1909.05858. Order of the stages: vLLM `v1/worker/gpu/sample`.

@@ -159,8 +159,9 @@ def add_engine_options(parser: argparse.ArgumentParser, *, log_level: str) -> No
     group.add_argument(
         "--max-num-queued-reqs",
         type=size,
+        default="1024",
         metavar="N",
-        help="most waiting requests; further ones are refused with 429 (default: no limit)",
+        help="most waiting requests; further ones are refused with 429",
     )
     group = parser.add_argument_group("logging")
     group.add_argument(
