@@ -76,27 +76,36 @@ class BatchLayout:
     max_logit_edits: int
     vocab_size: int
 
-    def _fields(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield "token_ids", (self.num_tokens,)
-        yield "positions", (self.num_tokens,)
-        yield "slot_mapping", (self.num_tokens,)
+    def _row_fields(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The fields by sequence: they come first, as the sampler reads them alone."""
         yield "seq_lens", (self.num_seqs,)
-        yield "query_start_loc", (self.num_seqs + 1,)
-        yield "logits_indices", (self.num_seqs,)
         yield "block_tables", (self.num_seqs, self.max_blocks_per_seq)
         yield "sampling", (self.num_seqs, len(SAMPLING_COLUMNS))
         yield "edit_ids", (self.num_seqs, self.max_logit_edits)
         yield "edit_values", (self.num_seqs, self.max_logit_edits)
         yield "wants_logprobs", (1,)
 
+    def _fields(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield from self._row_fields()
+        yield "query_start_loc", (self.num_seqs + 1,)
+        yield "logits_indices", (self.num_seqs,)
+        yield "token_ids", (self.num_tokens,)
+        yield "positions", (self.num_tokens,)
+        yield "slot_mapping", (self.num_tokens,)
+
     @property
     def size(self) -> int:
         """Length of the packed array, in int32 words."""
         return sum(math.prod(shape) for _, shape in self._fields())
 
+    @property
+    def rows_size(self) -> int:
+        """Length of its first part, which the sampler reads; independent of `num_tokens`."""
+        return sum(math.prod(shape) for _, shape in self._row_fields())
+
     def views(self, packed: np.ndarray) -> dict[str, np.ndarray]:
         """Return writable views of the fields of `packed`, int32 `[size]`, by name."""
-        return _slice(self, packed, lambda field, shape: field.reshape(shape))
+        return _slice(self._fields(), packed, lambda field, shape: field.reshape(shape))
 
     def empty(self) -> np.ndarray:
         """Return a packed array of nothing but padding: greedy rows of length 0."""
@@ -106,24 +115,33 @@ class BatchLayout:
         views["edit_ids"][:] = self.vocab_size
         return packed
 
-    def unpack(self, packed: Array) -> tuple[ForwardBatch, SamplingBatch]:
-        """Slice the traced int32 `[size]` array into the batches of the model and the sampler."""
-        fields = _slice(self, packed, jnp.reshape)
-        column = {name: fields["sampling"][:, i] for i, name in enumerate(SAMPLING_COLUMNS)}
-        for name in _FLOAT_COLUMNS:
-            column[name] = _bits_to_float(column[name])
+    def unpack_forward(self, packed: Array) -> ForwardBatch:
+        """Slice the traced int32 `[size]` array into the model's batch."""
+        fields = _slice(self._fields(), packed, jnp.reshape)
         attention = AttentionMetadata(
             block_tables=fields["block_tables"],
             seq_lens=fields["seq_lens"],
             query_start_loc=fields["query_start_loc"],
             slot_mapping=fields["slot_mapping"],
         )
-        forward = ForwardBatch(
+        return ForwardBatch(
             token_ids=fields["token_ids"],
             positions=fields["positions"],
             attention=attention,
             logits_indices=fields["logits_indices"],
         )
+
+    def unpack_sampling(self, rows: Array) -> tuple[SamplingBatch, Array, Array]:
+        """Slice the traced int32 `[rows_size]` array into what the sampler needs.
+
+        Returns:
+          The sampler's batch, `block_tables [num_seqs, max_blocks_per_seq]` and
+          `seq_lens [num_seqs]`.
+        """
+        fields = _slice(self._row_fields(), rows, jnp.reshape)
+        column = {name: fields["sampling"][:, i] for i, name in enumerate(SAMPLING_COLUMNS)}
+        for name in _FLOAT_COLUMNS:
+            column[name] = _bits_to_float(column[name])
         seeds = jnp.stack([column.pop("seed_high"), column.pop("seed_low")], axis=1)
         sampling = SamplingBatch(
             seeds=jax.lax.bitcast_convert_type(seeds, jnp.uint32),
@@ -132,7 +150,7 @@ class BatchLayout:
             wants_logprobs=fields["wants_logprobs"],
             **column,
         )
-        return forward, sampling
+        return sampling, fields["block_tables"], fields["seq_lens"]
 
 
 def _bits_to_float(bits: Array) -> Array:
@@ -140,11 +158,13 @@ def _bits_to_float(bits: Array) -> Array:
 
 
 def _slice[T: (np.ndarray, Array)](
-    layout: BatchLayout, packed: T, reshape: Callable[[T, tuple[int, ...]], T]
+    layout: Iterator[tuple[str, tuple[int, ...]]],
+    packed: T,
+    reshape: Callable[[T, tuple[int, ...]], T],
 ) -> dict[str, T]:
     fields: dict[str, T] = {}
     offset = 0
-    for name, shape in layout._fields():
+    for name, shape in layout:
         size = math.prod(shape)
         fields[name] = reshape(packed[offset : offset + size], shape)
         offset += size

@@ -1,7 +1,6 @@
 """`ModelRunner`: parameters, KV cache and one compiled step per bucket; nothing else."""
 
 import concurrent.futures
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from tqdm import tqdm
 from paged.kv_cache import KVCache
 from paged.models.batch import SampledTokens
 from paged.models.packing import BatchLayout
-from paged.models.step import Step, compile_step
+from paged.models.step import Forward, Sample, compile_forward, compile_sample
 from paged.scheduler.batching import build_batch
 from paged.scheduler.buckets import Bucket, BucketTable
 from paged.scheduler.output import ModelRunnerOutput, RunnerLogprobs, SchedulerOutput
@@ -71,7 +70,8 @@ class ModelRunner:
         self._max_blocks_per_seq = max_blocks_per_seq
         self._vocab_size = vocab_size
         self._table: BucketTable | None = None
-        self._steps: dict[Bucket, Step] = {}
+        self._forward: dict[Bucket, Forward] = {}
+        self._sample: dict[int, Sample] = {}  # by number of sequences
 
     def layout(self, bucket: Bucket) -> BatchLayout:
         """Return the packed layout of a bucket."""
@@ -84,36 +84,33 @@ class ModelRunner:
         )
 
     def warmup(self, table: BucketTable, *, progress: bool = True) -> None:
-        """Compile the step of every bucket, and run the smallest once.
+        """Compile the programs of every bucket, and run the smallest once.
 
         Args:
           table: the buckets; `execute` picks from it.
           progress: show a bar on standard error.
         """
-
-        def compile_one(bucket: Bucket) -> tuple[Bucket, Step]:
-            layout = self.layout(bucket)
-            return bucket, compile_step(
-                self._graphdef,
-                self._params,
-                self._kv_cache,
-                layout,
-                max_logprobs=MAX_LOGPROBS,
-            )
-
+        # Largest first, so that the long compilations do not end up alone at the end.
+        buckets = sorted(table.buckets, key=lambda b: b.num_tokens * b.num_seqs, reverse=True)
+        by_num_seqs = {bucket.num_seqs: bucket for bucket in buckets}
         with (
             concurrent.futures.ThreadPoolExecutor(_COMPILE_THREADS) as pool,
             tqdm(
-                total=len(table.buckets),
-                desc="Compiling steps",
-                unit="shape",
+                total=len(buckets) + len(by_num_seqs),
+                desc="Compiling",
+                unit="program",
                 disable=not progress,
             ) as bar,
         ):
-            # Largest first, so that the long compilations do not end up alone at the end.
-            for bucket, step in pool.map(compile_one, _largest_first(table.buckets)):
-                self._steps[bucket] = step
+            forward = {b: pool.submit(self._compile_forward, b) for b in buckets}
+            sample = {n: pool.submit(self._compile_sample, b) for n, b in by_num_seqs.items()}
+            pending: list[concurrent.futures.Future[Any]]
+            pending = [*forward.values(), *sample.values()]
+            for done in concurrent.futures.as_completed(pending):
+                done.result()  # an error ends the wait at once
                 bar.update()
+        self._forward = {bucket: future.result() for bucket, future in forward.items()}
+        self._sample = {num_seqs: future.result() for num_seqs, future in sample.items()}
         self._table = table
         self._run(table.buckets[0], self.layout(table.buckets[0]).empty())
         self._kv_cache.token_ids.block_until_ready()
@@ -137,18 +134,21 @@ class ModelRunner:
     def close(self) -> None:
         """Release parameters, KV cache and compiled steps."""
         self._table = None
-        self._steps.clear()
+        self._forward.clear()
+        self._sample.clear()
         self._leaves = ()
         self._params = None
         for array in jax.tree.leaves(self._kv_cache):
             if not array.is_deleted():
                 array.delete()
 
+    def _compile_forward(self, bucket: Bucket) -> Forward:
+        return compile_forward(self._graphdef, self._params, self._kv_cache, self.layout(bucket))
+
+    def _compile_sample(self, bucket: Bucket) -> Sample:
+        return compile_sample(self._kv_cache, self.layout(bucket), max_logprobs=MAX_LOGPROBS)
+
     def _run(self, bucket: Bucket, packed: np.ndarray) -> SampledTokens:
         # Rebound at once: the donated arrays are gone.
-        samples, self._kv_cache = self._steps[bucket](self._leaves, self._kv_cache, packed)
-        return samples
-
-
-def _largest_first(buckets: Sequence[Bucket]) -> list[Bucket]:
-    return sorted(buckets, key=lambda b: b.num_tokens * b.num_seqs, reverse=True)
+        logits, rows, self._kv_cache = self._forward[bucket](self._leaves, self._kv_cache, packed)
+        return self._sample[bucket.num_seqs](logits, rows, self._kv_cache.token_ids)

@@ -1,5 +1,7 @@
 """The host writes and the compiled step reads the same fields."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -23,13 +25,22 @@ def test_fields_written_on_the_host_arrive_in_the_step():
         expected[name] = np.arange(views[name].size, dtype=np.int32) + 50 * (number + 1)
         views[name][:] = expected[name]
 
-    forward, _ = jax.jit(LAYOUT.unpack)(packed)
+    forward = jax.jit(LAYOUT.unpack_forward)(packed)
+    _, tables, lengths = jax.jit(LAYOUT.unpack_sampling)(packed[: LAYOUT.rows_size])
 
     np.testing.assert_array_equal(forward.token_ids, expected["token_ids"])
     np.testing.assert_array_equal(forward.positions, expected["positions"])
     np.testing.assert_array_equal(forward.logits_indices, expected["logits_indices"])
     for name in ("slot_mapping", "block_tables", "seq_lens", "query_start_loc"):
         np.testing.assert_array_equal(getattr(forward.attention, name), expected[name])
+    np.testing.assert_array_equal(tables, expected["block_tables"])
+    np.testing.assert_array_equal(lengths, expected["seq_lens"])
+
+
+def test_what_the_sampler_reads_has_one_shape_for_all_buckets_of_as_many_sequences():
+    longer = dataclasses.replace(LAYOUT, num_tokens=64)
+    assert longer.rows_size == LAYOUT.rows_size
+    assert longer.size > LAYOUT.size
 
 
 def test_sampling_parameters_survive_the_trip_bit_by_bit():
@@ -50,7 +61,7 @@ def test_sampling_parameters_survive_the_trip_bit_by_bit():
     views["edit_ids"][1, 0] = 7
     views["edit_values"][1, 0] = np.array([-np.inf], np.float32).view(np.int32)[0]
 
-    _, sampling = jax.jit(LAYOUT.unpack)(packed)
+    sampling, _, _ = jax.jit(LAYOUT.unpack_sampling)(packed[: LAYOUT.rows_size])
 
     for name, value in (
         ("temperature", 0.7),
@@ -80,7 +91,8 @@ def test_seed_is_taken_modulo_64_bits(seed):
 
 
 def test_padding_is_greedy_and_edits_nothing():
-    _, sampling = LAYOUT.unpack(jax.numpy.asarray(LAYOUT.empty()))
+    rows = jax.numpy.asarray(LAYOUT.empty()[: LAYOUT.rows_size])
+    sampling, _, _ = LAYOUT.unpack_sampling(rows)
     assert not sampling.temperature.any()
     assert (sampling.top_p == 1).all()
     assert (sampling.repetition_penalty == 1).all()
