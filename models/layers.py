@@ -6,6 +6,8 @@ of the checkpoint, output axes first: nothing is transposed while loading, a dev
 output is one contiguous range of the file, and XLA multiplies either order equally fast in 16 bit.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -27,10 +29,11 @@ def parameter(value: Array, axes: tuple[str, ...]) -> nnx.Param[Array]:
 
 
 class Linear(nnx.Module):
-    """An einsum with one weight, and a bias over the weight's output axes.
+    """A product with one weight of any number of axes, and a bias over its output axes.
 
     Args:
-      equation: einsum of the input and the weight, such as "TD,NHD->TNH".
+      equation: einsum of the input and the weight, such as "TD,NHD->TNH"; the weight has the
+        output's axes first, then the input's.
       axes: logical name and size of each axis of the weight, in the equation's order.
       bias_axes: those names that the bias has, or () for no bias.
       dtype: element type of the parameters.
@@ -46,7 +49,11 @@ class Linear(nnx.Module):
         dtype: str,
         rngs: nnx.Rngs,
     ) -> None:
-        self.equation = equation
+        inputs, rest = equation.split(",")
+        weight_axes, outputs = rest.split("->")
+        # The weight's axes: those of the output, then those that are summed over.
+        assert weight_axes == outputs[1:] + inputs[1:], equation
+        self.num_output_axes = len(outputs) - 1
         weight = _init_weight(rngs.params(), tuple(axes.values()), jnp.dtype(dtype))
         self.weight = parameter(weight, tuple(axes))
         bias_shape = tuple(axes[name] for name in bias_axes)
@@ -54,7 +61,13 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Float[Array, "num_tokens ..."]) -> Float[Array, "num_tokens ..."]:
         """Return the product in x's dtype; x and the weight must have the same."""
-        y = jnp.einsum(self.equation, x, self.weight[...])
+        weight = self.weight[...]
+        output_shape = weight.shape[: self.num_output_axes]
+        # As one matrix: with its axes apart, XLA:CPU multiplies [9, 64, 576] by 8 rows three to
+        # four times slower than [576, 576], for the same bytes.
+        matrix = weight.reshape(math.prod(output_shape), -1)
+        y = jnp.einsum("TD,FD->TF", x.reshape(x.shape[0], -1), matrix)
+        y = y.reshape(x.shape[0], *output_shape)
         return y if self.bias is None else y + self.bias[...][None]
 
 
