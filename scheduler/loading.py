@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import jax
 
-from paged.backends import device_memory, resolve_backend
+from paged.backends import device_memory, keep_freed_memory, resolve_backend
 from paged.kv_cache import KVCacheSpec, allocate_kv_cache
 from paged.models.checkpoint import Checkpoint, open_checkpoint
 from paged.models.compilation import persistent_cache
@@ -112,6 +112,8 @@ def load_engine(
     logger.info("%s", describe_capacity(spec, num_blocks, limits.max_model_len))
     with _phase(phases, "allocate KV cache"):
         kv_cache = allocate_kv_cache(spec, num_blocks)
+    if jax.default_backend() == "cpu":
+        keep_freed_memory()
     runner = ModelRunner(
         graphdef,
         params,
