@@ -18,13 +18,15 @@ class MemoryBudget:
     """What a device can give.
 
     Attributes:
-      total_bytes, free_bytes: of the device, before the KV cache exists and after the weights do.
+      total_bytes, free_bytes: of the device, before weights and KV cache exist.
+      weight_bytes: of the parameters.
       activation_bytes: peak of temporaries in the largest step.
       shared_with_host: the device is the host itself (a CPU).
     """
 
     total_bytes: int
     free_bytes: int
+    weight_bytes: int
     activation_bytes: int
     shared_with_host: bool
 
@@ -38,16 +40,17 @@ def available_kv_bytes(budget: MemoryBudget, utilization: float) -> int:
     Raises:
       CapacityError: if nothing is left.
     """
+    needed = budget.weight_bytes + budget.activation_bytes
     if budget.shared_with_host:
-        share = int(budget.free_bytes * utilization) - budget.activation_bytes
-        available = min(share, _MAX_CPU_KV_BYTES)
+        available = min(int(budget.free_bytes * utilization) - needed, _MAX_CPU_KV_BYTES)
     else:
         used = budget.total_bytes - budget.free_bytes
-        available = int(budget.total_bytes * utilization) - used - budget.activation_bytes
+        available = int(budget.total_bytes * utilization) - used - needed
     if available <= 0:
         raise CapacityError(
             f"No available memory for the cache blocks: {budget.free_bytes / GIB:.2f} GiB are "
-            f"free, activations need {budget.activation_bytes / GIB:.2f} GiB and "
+            f"free, weights need {budget.weight_bytes / GIB:.2f} GiB, activations"
+            f" {budget.activation_bytes / GIB:.2f} GiB and "
             f"gpu_memory_utilization is {utilization}; raise it, free memory, or lower "
             "max_num_batched_tokens."
         )

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -90,26 +91,66 @@ def load_engine(
         checkpoint = open_checkpoint(
             model, revision=revision, token=token, cache_dir=models_cache_dir
         )
-        model_config = checkpoint.model_config
-        config = resolve_config(config, model_config)
+        config = resolve_config(config, checkpoint.model_config)
         tokenizer = checkpoint.tokenizer
+    logger.info(
+        "Starting to load model %s (%s).", checkpoint.name, checkpoint.model_config.architecture
+    )
     limits = StepLimits.of(config)
-    logger.info("Starting to load model %s (%s).", checkpoint.name, model_config.architecture)
-    graphdef, _ = abstract_model(
-        model_config, dtype=config.dtype, attention_backend=config.attention_backend
-    )
-    with _phase(phases, "load weights"), contextlib.closing(checkpoint.open_source()) as source:
-        params = load_params(model_config, source, dtype=config.dtype, progress=progress)
-    spec = KVCacheSpec(
-        num_layers=model_config.num_layers,
-        num_kv_heads=model_config.num_kv_heads,
-        head_dim=model_config.head_dim,
-        block_size=config.block_size,
-        dtype=config.kv_cache_dtype,
-    )
-    num_blocks = size_kv_cache(spec, config, model_config)
+    spec = _kv_cache_spec(config, checkpoint.model_config)
+    # Before the weights: a pool too small should not cost the minutes that those may take.
+    num_blocks = size_kv_cache(spec, config, checkpoint.model_config)
     check_one_request_fits(spec, num_blocks, limits.max_model_len)
     logger.info("%s", describe_capacity(spec, num_blocks, limits.max_model_len))
+    runner = _load_runner(checkpoint, config, spec, num_blocks, phases, progress=progress)
+    logger.info(
+        "Ready in %.1f s: %s.",
+        sum(phases.values()),
+        ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items()),
+    )
+    engine = Engine(
+        scheduler=Scheduler(
+            pool=BlockPool(num_blocks, config.block_size, config.enable_prefix_caching),
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=limits.max_model_len,
+        ),
+        runner=runner,
+        tokenizer=tokenizer,
+        processor=InputProcessor(
+            tokenizer,
+            vocab_size=checkpoint.model_config.vocab_size,
+            max_model_len=limits.max_model_len,
+            eos_token_ids=checkpoint.eos_token_ids,
+            seed=config.seed,
+        ),
+    )
+    return LoadedEngine(
+        engine=engine,
+        checkpoint=checkpoint,
+        config=config,
+        max_model_len=limits.max_model_len,
+        cache_info=_cache_info(config, num_blocks),
+        startup_seconds=phases,
+    )
+
+
+def _load_runner(
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    spec: KVCacheSpec,
+    num_blocks: int,
+    phases: dict[str, float],
+    *,
+    progress: bool,
+) -> ModelRunner:
+    """Load the weights, allocate the KV cache and compile every step."""
+    limits, model = StepLimits.of(config), checkpoint.model_config
+    graphdef, _ = abstract_model(
+        model, dtype=config.dtype, attention_backend=config.attention_backend
+    )
+    with _phase(phases, "load weights"), contextlib.closing(checkpoint.open_source()) as source:
+        params = load_params(model, source, dtype=config.dtype, progress=progress)
     with _phase(phases, "allocate KV cache"):
         kv_cache = allocate_kv_cache(spec, num_blocks)
     if jax.default_backend() == "cpu":
@@ -119,38 +160,22 @@ def load_engine(
         params,
         kv_cache,
         max_blocks_per_seq=spec.blocks_for(limits.max_model_len),
-        vocab_size=model_config.vocab_size,
+        vocab_size=model.vocab_size,
     )
     table = BucketTable(limits.max_num_seqs, limits.max_num_batched_tokens)
+    logger.info("Compiling for %d shapes of a step.", len(table.buckets))
     with _phase(phases, "compile steps"), persistent_cache(config.compilation_cache_dir):
         runner.warmup(table, progress=progress)
-    logger.info(
-        "Ready in %.1f s: %s.",
-        sum(phases.values()),
-        ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items()),
-    )
-    pool = BlockPool(num_blocks, config.block_size, config.enable_prefix_caching)
-    scheduler = Scheduler(
-        pool=pool,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=limits.max_model_len,
-    )
-    processor = InputProcessor(
-        tokenizer,
-        vocab_size=model_config.vocab_size,
-        max_model_len=limits.max_model_len,
-        eos_token_ids=checkpoint.eos_token_ids,
-        seed=config.seed,
-    )
-    engine = Engine(scheduler=scheduler, runner=runner, tokenizer=tokenizer, processor=processor)
-    return LoadedEngine(
-        engine=engine,
-        checkpoint=checkpoint,
-        config=config,
-        max_model_len=limits.max_model_len,
-        cache_info=_cache_info(config, num_blocks),
-        startup_seconds=phases,
+    return runner
+
+
+def _kv_cache_spec(config: EngineConfig, model: ModelConfig) -> KVCacheSpec:
+    return KVCacheSpec(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_size=config.block_size,
+        dtype=config.kv_cache_dtype,
     )
 
 
@@ -197,12 +222,19 @@ def size_kv_cache(spec: KVCacheSpec, config: EngineConfig, model: ModelConfig) -
     budget = MemoryBudget(
         total_bytes=memory.total_bytes,
         free_bytes=memory.free_bytes,
+        weight_bytes=weight_bytes(config, model),
         activation_bytes=activation_bytes(config, model),
         shared_with_host=jax.default_backend() == "cpu",
     )
     available = available_kv_bytes(budget, config.gpu_memory_utilization)
     logger.info("Available KV cache memory: %.2f GiB", available / GIB)
     return spec.blocks_that_fit(available)
+
+
+def weight_bytes(config: EngineConfig, model: ModelConfig) -> int:
+    """Return the bytes that the parameters will take."""
+    _, params = abstract_model(model, dtype=config.dtype)
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
 
 def activation_bytes(config: EngineConfig, model: ModelConfig) -> int:

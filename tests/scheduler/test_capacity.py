@@ -43,19 +43,23 @@ def test_the_log_line_says_tokens_and_concurrency(num_blocks, max_model_len, tok
 
 def test_an_accelerator_is_used_up_to_its_share_weights_included():
     budget = MemoryBudget(
-        total_bytes=80 * GIB, free_bytes=60 * GIB, activation_bytes=2 * GIB, shared_with_host=False
+        total_bytes=80 * GIB,
+        free_bytes=75 * GIB,
+        weight_bytes=15 * GIB,
+        activation_bytes=2 * GIB,
+        shared_with_host=False,
     )
-    assert available_kv_bytes(budget, 0.9) == pytest.approx((72 - 20 - 2) * GIB, abs=1)
+    assert available_kv_bytes(budget, 0.9) == pytest.approx((72 - 5 - 15 - 2) * GIB, abs=1)
 
 
 def test_a_cpu_gives_a_share_of_what_is_free_and_no_more_than_two_gib():
-    small = MemoryBudget(16 * GIB, 3 * GIB, GIB, shared_with_host=True)
+    small = MemoryBudget(16 * GIB, 4 * GIB, GIB // 2, GIB, shared_with_host=True)
     assert available_kv_bytes(small, 0.5) == GIB // 2
-    large = MemoryBudget(512 * GIB, 400 * GIB, GIB, shared_with_host=True)
+    large = MemoryBudget(512 * GIB, 400 * GIB, GIB, GIB, shared_with_host=True)
     assert available_kv_bytes(large, 0.9) == 2 * GIB
 
 
 def test_no_memory_left_says_what_to_turn():
-    budget = MemoryBudget(8 * GIB, GIB, 2 * GIB, shared_with_host=False)
+    budget = MemoryBudget(8 * GIB, GIB, GIB, 2 * GIB, shared_with_host=False)
     with pytest.raises(CapacityError, match=r"No available memory for the cache blocks.*raise it"):
         available_kv_bytes(budget, 0.5)
