@@ -1,0 +1,91 @@
+"""Defaults and limits that depend on model and device."""
+
+import pytest
+
+from paged.models.config import ModelConfig
+from paged.scheduler.config import EngineConfig, StepLimits
+from paged.scheduler.loading import activation_bytes, resolve_config, weight_bytes
+
+MODEL = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=1000,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=2,
+    num_q_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_position_embeddings=512,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=True,
+    dtype="bfloat16",
+)
+
+
+def resolve(**settings) -> EngineConfig:
+    return resolve_config(EngineConfig(**settings), MODEL)
+
+
+def test_limits_of_a_cpu_are_the_references():
+    assert StepLimits.of(resolve()) == StepLimits(512, 128, 2048)
+
+
+@pytest.mark.parametrize(
+    ("settings", "limits"),
+    [
+        ({"max_model_len": 100}, (100, 128, 2048)),
+        ({"max_num_seqs": 4000}, (512, 4000, 4000)),
+        ({"max_num_batched_tokens": 64}, (512, 64, 64)),
+        ({"max_num_seqs": 8, "max_num_batched_tokens": 16}, (512, 8, 16)),
+    ],
+)
+def test_a_limit_that_is_given_bounds_the_default_of_the_other(settings, limits):
+    assert StepLimits.of(resolve(**settings)) == StepLimits(*limits)
+
+
+def test_unresolved_limits_are_a_mistake_of_ours():
+    with pytest.raises(RuntimeError, match=r"Call resolve_config\(\) first"):
+        StepLimits.of(EngineConfig())
+
+
+def test_types_follow_the_checkpoint_unless_given():
+    assert resolve().dtype == "bfloat16"
+    assert resolve().kv_cache_dtype == "bfloat16"
+    assert resolve(dtype="float32").kv_cache_dtype == "float32"
+    assert resolve(dtype="float32", kv_cache_dtype="bfloat16").kv_cache_dtype == "bfloat16"
+
+
+def test_auto_names_the_backend_it_takes():
+    assert resolve().attention_backend == "xla"
+
+
+def test_weight_bytes_count_every_parameter_once():
+    layer = 64 * 64 * 2 + 2 * (64 * 32) + 3 * (64 * 128) + 2 * 64
+    assert weight_bytes(resolve(), MODEL) == 2 * (1000 * 64 + 2 * layer + 64)
+
+
+def test_activation_bytes_grow_with_both_limits():
+    small = activation_bytes(resolve(max_num_batched_tokens=256), MODEL)
+    assert activation_bytes(resolve(max_num_batched_tokens=512), MODEL) > small
+    assert activation_bytes(resolve(max_num_batched_tokens=256, max_num_seqs=256), MODEL) > small
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs=0 must be at least 1"),
+        ({"block_size": -1}, "block_size=-1 must be at least 1"),
+        ({"gpu_memory_utilization": 1.5}, r"gpu_memory_utilization=1.5 must be in \(0, 1\]"),
+        ({"kv_cache_dtype": "fp7"}, "kv_cache_dtype='fp7' is unknown; choose one of auto, bf"),
+        ({"dtype": "int8"}, "dtype='int8' is unknown"),
+        ({"attention_backend": "abacus"}, "attention_backend='abacus' is unknown"),
+        ({"generation_config": "mine"}, "generation_config='mine' is unknown"),
+        (
+            {"max_num_seqs": 8, "max_num_batched_tokens": 4},
+            "max_num_batched_tokens=4 must be at least max_num_seqs=8",
+        ),
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings, message):
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**settings)
