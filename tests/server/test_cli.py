@@ -40,7 +40,8 @@ def test_defaults_are_those_of_the_settings():
     args = parse("serve")
     config = engine_config(args)
     cache_dir = config.compilation_cache_dir
-    assert config == EngineConfig(compilation_cache_dir=cache_dir)
+    # A server bounds its queue; a program that fills its own does not need to.
+    assert config == EngineConfig(compilation_cache_dir=cache_dir, max_num_queued_reqs=1024)
     assert re.search(r"/\.cache/paged/xla$", cache_dir)
     assert server_settings(args) == ServerSettings()
     assert (args.model, args.host, args.port) == (None, "0.0.0.0", 8000)
