@@ -34,6 +34,7 @@ class _Mailbox:
 
     def __init__(self) -> None:
         self.items: collections.deque[RequestOutput] = collections.deque()
+        self.error: Exception | None = None  # why the request was never queued
         self.arrived = asyncio.Event()
         self.num_samples = 1
 
@@ -177,6 +178,8 @@ class AsyncEngine:
                     output = mailbox.items.popleft()
                     finished = output.finished
                     yield output
+                if mailbox.error is not None:
+                    raise mailbox.error
                 if not finished and self._failure is not None:
                     raise self._dead()
         finally:
@@ -254,7 +257,7 @@ class AsyncEngine:
             return self._failure
         return EngineDeadError(f"The engine has failed: {self._failure!r}.")
 
-    # Below this line everything runs on the engine thread, but for the two methods marked so.
+    # Below this line everything runs on the engine thread, but for the methods marked so.
 
     def _run(self) -> None:
         try:
@@ -288,7 +291,11 @@ class AsyncEngine:
             command()
 
     def _add(self, requests: Sequence[Request], prompt: str | None) -> None:
-        self._engine.add_processed(requests, prompt)
+        try:
+            self._engine.add_processed(requests, prompt)
+        except ValueError as error:  # this request's fault alone: the others go on
+            refusal, request_id = error, requests[0].parent_id
+            self._call_loop(lambda: self._refuse(request_id, refusal))
 
     def _abort(self, request_id: str) -> None:
         outputs = self._engine.abort([request_id])
@@ -313,6 +320,13 @@ class AsyncEngine:
                 mailbox.arrived.set()
         for listener in self._listeners:
             listener(stats)
+
+    def _refuse(self, request_id: str, error: Exception) -> None:
+        """Let a consumer know that its request was not queued (on the event loop)."""
+        mailbox = self._mailboxes.get(request_id)
+        if mailbox is not None:
+            mailbox.error = error
+            mailbox.arrived.set()
 
     def _wake_everyone(self) -> None:
         """Let every consumer find out that the engine is gone (on the event loop)."""

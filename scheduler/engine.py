@@ -123,10 +123,18 @@ class Engine:
         self.add_processed(requests, prompt)
 
     def add_processed(self, requests: Sequence[Request], prompt: str | None = None) -> None:
-        """Queue the samples of one user request that `processor` has already checked."""
+        """Queue the samples of one user request that `processor` has already checked.
+
+        Raises:
+          ValueError: if an id belongs to an unfinished request; nothing is queued then.
+          CapacityError: if the prompt can never fit into the pool.
+        """
         parent_id = requests[0].parent_id
-        if parent_id in self._unfinished_of:
-            raise ValueError(f"Request {parent_id!r} is not finished yet; use another request_id.")
+        taken = [r.request_id for r in requests if r.request_id in self._samples]
+        if taken or parent_id in self._unfinished_of:
+            used = taken[0] if taken else parent_id
+            raise ValueError(f"Request {used!r} is not finished yet; use another request_id.")
+        self.scheduler.check_fits(requests[0].num_prompt_tokens + 1)
         self._unfinished_of[parent_id] = {request.request_id for request in requests}
         for request in requests:
             params = request.params

@@ -125,6 +125,19 @@ def test_a_second_request_with_the_same_id_is_refused():
     serve(scenario, script=endless)
 
 
+def test_a_request_the_engine_refuses_fails_alone():
+    async def scenario(engine):
+        stream = engine.generate([65], SamplingParams(max_tokens=100, n=2), request_id="mine")
+        await anext(stream)
+        with pytest.raises(ValueError, match="'0_mine' is not finished yet"):
+            await anext(engine.generate([65], SamplingParams(), request_id="0_mine"))
+        await anext(stream)  # the first one goes on
+        await stream.aclose()
+        engine.check_health()
+
+    serve(scenario, script=endless)
+
+
 def test_a_full_queue_refuses_and_recovers():
     async def scenario(engine):
         params = SamplingParams(max_tokens=100)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from paged.scheduler.errors import CapacityError
 from paged.scheduler.output import CompletionOutput, RequestOutput
 from paged.scheduler.params import ParameterError, SamplingParams
 from tests.scheduler.fakes import make_engine, spell
@@ -122,6 +123,23 @@ def test_an_id_is_free_again_once_its_request_has_ended():
     with pytest.raises(ValueError, match="'r' is not finished yet; use another request_id"):
         engine.add_request("r", [65], SamplingParams())
     finish(engine)
+    engine.add_request("r", [65], SamplingParams())
+
+
+def test_an_id_that_a_sample_of_another_request_has_is_refused():
+    engine = make_engine(spell("a"))
+    engine.add_request("r", [65], SamplingParams(n=2))  # its samples are 0_r and 1_r
+    with pytest.raises(ValueError, match="'1_r' is not finished yet"):
+        engine.add_request("1_r", [65], SamplingParams())
+    assert engine.num_unfinished == 2
+    finish(engine)
+
+
+def test_a_prompt_that_no_pool_can_hold_is_refused_and_leaves_nothing_behind():
+    engine = make_engine(spell("a"), num_blocks=5, max_model_len=128)
+    with pytest.raises(CapacityError, match="num_tokens=101 needs 26 KV blocks"):
+        engine.add_request("r", [65] * 100, SamplingParams())
+    assert not engine.has_unfinished
     engine.add_request("r", [65], SamplingParams())
 
 
