@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from paged._version import __version__
+from paged.scheduler.buckets import FEW_SEQS
 from paged.server.cli_errors import UserError
 from paged.server.cli_options import (
     HelpFormatter,
@@ -80,7 +81,8 @@ def build_parser() -> argparse.ArgumentParser:
     chat.add_argument("-q", "--quick", metavar="MESSAGE", help="send one message, print the answer")
     add_client_options(chat)
     add_sampling_options(chat, max_tokens=None)
-    add_engine_options(chat, log_level="warning")
+    # For one user fewer shapes have to be compiled, which is most of a first start.
+    add_engine_options(chat, log_level="warning", max_num_seqs=FEW_SEQS)
 
     generate = _add_command(commands, "generate", "continue prompts and print the text")
     generate.add_argument(
@@ -92,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_client_options(generate)
     add_sampling_options(generate, max_tokens=128)
-    add_engine_options(generate, log_level="warning")
+    add_engine_options(generate, log_level="warning", max_num_seqs=FEW_SEQS)
     return parser
 
 

@@ -133,8 +133,10 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_engine_options(parser: argparse.ArgumentParser, *, log_level: str) -> None:
-    """Add what concerns model, memory and scheduling."""
+def add_engine_options(
+    parser: argparse.ArgumentParser, *, log_level: str, max_num_seqs: int | None = None
+) -> None:
+    """Add what concerns model, memory and scheduling; `max_num_seqs` None is by device."""
     _add_model_options(parser)
     _add_cache_options(parser)
     group = parser.add_argument_group("scheduling")
@@ -147,8 +149,10 @@ def add_engine_options(parser: argparse.ArgumentParser, *, log_level: str) -> No
     group.add_argument(
         "--max-num-seqs",
         type=size,
+        default=max_num_seqs,
         metavar="N",
-        help="most requests running at once (default: by device)",
+        help="most requests running at once"
+        + (" (default: by device)" if max_num_seqs is None else ""),
     )
     group.add_argument(
         "--max-num-batched-tokens",

@@ -337,6 +337,11 @@ def test_logging_shows_own_messages_and_the_libraries_warnings():
 def test_log_level_is_that_of_the_command():
     assert parse("serve").log_level == "info"
     assert parse("chat").log_level == "warning"
+
+
+def test_commands_for_one_user_compile_for_few_sequences():
+    assert [parse(name).max_num_seqs for name in ("serve", "chat", "generate")] == [None, 8, 8]
+    assert parse("chat", "--max-num-seqs", "32").max_num_seqs == 32
     set_up_logging("error")
     assert logging.getLogger("paged").level == logging.ERROR
 
