@@ -1,6 +1,7 @@
 """Compilation as seen from outside: a counter that proves none happens, and the disk cache."""
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,17 +37,41 @@ class CompilationCounter:
             self.count += 1
 
 
+def make_cache_directory(directory: str | None) -> Path | None:
+    """Create the folder of the disk cache if it is missing, and return it; None stays None.
+
+    Raises:
+      ValueError: if it cannot be created or written to.
+    """
+    if directory is None:
+        return None
+    path = Path(directory).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"compilation_cache_dir={str(path)!r} cannot be written ({error.strerror}); choose "
+            "another folder with --compilation-cache-dir, or do without (--no-compilation-cache)."
+        ) from None
+    return path
+
+
 @contextlib.contextmanager
 def persistent_cache(directory: str | None) -> Iterator[None]:
     """Keep every program compiled inside the block in `directory`, and read it from there.
 
     The settings are the whole process's, so they are put back afterwards: research code that
     shares the process keeps its own. None leaves everything as it is.
+
+    Raises:
+      ValueError: as `make_cache_directory`.
     """
-    if directory is None:
+    path = make_cache_directory(directory)
+    if path is None:
         yield
         return
-    path = Path(directory).expanduser()
     wanted = {
         "jax_compilation_cache_dir": str(path),
         # Without these two nothing small or quick to compile is kept.
@@ -55,7 +80,6 @@ def persistent_cache(directory: str | None) -> Iterator[None]:
     }
     before = {name: getattr(jax.config, name) for name in wanted}
     try:
-        path.mkdir(parents=True, exist_ok=True)
         _configure(wanted)
         yield
     finally:

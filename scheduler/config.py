@@ -26,7 +26,8 @@ class EngineConfig:
       dtype: element type of weights and activations; "auto" is the checkpoint's.
       seed: seed of the requests that bring none.
       attention_backend: "auto", or a backend's name as a promise.
-      max_num_queued_reqs: most requests waiting before new ones are refused; None: no bound.
+      max_num_queued_reqs: most requests waiting before `AsyncEngine` refuses new ones; None: no
+        bound. (`LLM` is handed its whole queue at once and refuses none of it.)
       generation_config: "auto" takes sampling defaults from the checkpoint, "vllm" ignores them.
       compilation_cache_dir: folder of compiled programs; None turns the cache off.
     """

@@ -13,7 +13,7 @@ import jax
 from paged.backends import device_memory, keep_freed_memory, resolve_backend
 from paged.kv_cache import KVCacheSpec, allocate_kv_cache
 from paged.models.checkpoint import Checkpoint, open_checkpoint
-from paged.models.compilation import persistent_cache
+from paged.models.compilation import make_cache_directory, persistent_cache
 from paged.models.config import ModelConfig
 from paged.models.forward import abstract_model
 from paged.models.weights import load_params, resolve_dtype
@@ -87,6 +87,8 @@ def load_engine(
       ValueError: a setting contradicts the model.
     """
     phases: dict[str, float] = {}
+    # First of all: it takes no time, and would otherwise be found out after the weights.
+    make_cache_directory(config.compilation_cache_dir)
     with _phase(phases, "open checkpoint"):
         checkpoint = open_checkpoint(
             model, revision=revision, token=token, cache_dir=models_cache_dir

@@ -144,11 +144,14 @@ def test_seeded_samples_do_not_depend_on_company_chunking_or_preemption(tiny_mod
 
     async def scenario(engine: AsyncEngine) -> None:
         alone = await collect(engine, params)
+        totals = Totals()
+        engine.add_stats_listener(totals.listen)
         company = SamplingParams(temperature=1.0, max_tokens=60, ignore_eos=True)
         crowd = [asyncio.create_task(collect(engine, company)) for _ in range(12)]
         await asyncio.sleep(0.02)
         assert await collect(engine, params) == alone
         await asyncio.gather(*crowd)
+        assert totals.preempted > 0  # 13 requests of up to 20 blocks in a pool of 64
 
     serve(tiny_model, tiny_config, scenario)
 
