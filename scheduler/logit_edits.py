@@ -31,6 +31,11 @@ class LogitEdits:
     min_tokens: int = 0
     only_edits: bool = False
 
+    @property
+    def depends_on_tokens(self) -> bool:
+        """Whether the edits of a step depend on which tokens came before, not just how many."""
+        return any(len(word) > 1 for word in self.bad_words)
+
     def at(self, output_token_ids: Sequence[int]) -> list[tuple[int, float]]:
         """Return the edits of the step that follows `output_token_ids`; forbidding ones last."""
         edits = list(self.fixed)
