@@ -6,7 +6,7 @@ import cbor2
 import numpy as np
 import pytest
 
-from paged.scheduler.block_pool import BlockPool, FreeQueue
+from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.kv_manager import KVManager
 from paged.scheduler.output import ModelRunnerOutput
 from paged.scheduler.params import SamplingParams
@@ -239,26 +239,18 @@ def test_tails_are_evicted_before_heads_and_empty_blocks_before_both():
     assert pool.block_hash(2) == pool.block_hash(6)
 
 
-class EverythingToTheEnd(FreeQueue):
-    """Rule of vLLM before 0.32: blocks without content queue up behind the cached ones."""
-
-    def put_unhashed(self, block_ids):
-        self.put_hashed(block_ids)
-
-
 @pytest.mark.parametrize(
-    ("num_tokens", "max_tokens", "queue", "reversed_hits"),
+    ("num_tokens", "max_tokens", "reversed_hits"),
     [
-        (5033, 1, FreeQueue, [5024] * 4 + [1392] + [0] * 5),
-        (5033, 1, EverythingToTheEnd, [5024] * 4 + [1280] + [0] * 5),
-        (5033, 16, FreeQueue, [5024] * 4 + [1264] + [0] * 5),
-        (5033, 64, FreeQueue, [5024] * 4 + [880] + [0] * 5),
-        (5011, 1, FreeQueue, [5008] * 4 + [1456] + [0] * 5),
+        (5033, 1, [5024] * 4 + [1392] + [0] * 5),
+        (5033, 16, [5024] * 4 + [1264] + [0] * 5),
+        (5033, 64, [5024] * 4 + [880] + [0] * 5),
+        (5011, 1, [5008] * 4 + [1456] + [0] * 5),
     ],
 )
-def test_cyclic_documents_hit_only_in_reversed_order(num_tokens, max_tokens, queue, reversed_hits):
-    """Ten documents in a cache for four; sums 21,488, 21,376, 21,360, 20,976 and 21,488."""
-    scheduler = make_scheduler(BlockPool(1345, BLOCK_SIZE, free_queue=queue(1345)))
+def test_cyclic_documents_hit_only_in_reversed_order(num_tokens, max_tokens, reversed_hits):
+    """Ten documents in a cache for four; sums 21,488, 21,360, 20,976 and 21,488."""
+    scheduler = make_scheduler(BlockPool(1345, BLOCK_SIZE))
     draw = random.Random(0)
     documents = [draw.choices(range(50_000), k=num_tokens) for _ in range(10)]
 
