@@ -7,6 +7,9 @@ from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.prefix_cache import extend_block_hashes
 from paged.scheduler.request import Request
 
+# One count for all managers: schedulers may share a runner, which tells requests apart by it.
+_VERSIONS = itertools.count(1)
+
 
 class KVManager:
     """Grows and releases block tables and publishes the blocks that become full (mutable).
@@ -21,7 +24,6 @@ class KVManager:
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._versions = itertools.count(1)
 
     def extend_hashes(self, request: Request) -> None:
         """Hash the request's full blocks that have no hash yet; does nothing if caching is off."""
@@ -77,7 +79,7 @@ class KVManager:
         pool.touch(cached_blocks)
         new_blocks = pool.allocate(pool.num_blocks_for(end) - len(cached_blocks))
         request.block_tables[0] = [*cached_blocks, *new_blocks]
-        request.table_version = next(self._versions)
+        request.table_version = next(_VERSIONS)
         request.num_published_blocks = len(cached_blocks)
         request.num_computed_tokens = num_cached_tokens
         self._publish(request, end)
