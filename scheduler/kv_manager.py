@@ -33,6 +33,9 @@ class PrefixHit:
         """Every block of the hit, group after group."""
         return [block_id for table in self.tables for block_id in table if block_id != NULL_BLOCK]
 
+# One count for all managers: schedulers may share a runner, which tells requests apart by it.
+_VERSIONS = itertools.count(1)
+
 
 class KVManager:
     """Grows and releases block tables and publishes the blocks that become full (mutable).
@@ -68,7 +71,6 @@ class KVManager:
         self._windows = tuple(windows)
         self._sliding = [(g, w) for g, w in enumerate(windows) if w is not None]
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._versions = itertools.count(1)
         self._copies: list[tuple[int, int]] = []
         if self._sliding:
             pool.split_key = _split_key
@@ -193,7 +195,7 @@ class KVManager:
         # Touched first: otherwise allocation could evict what was hit.
         pool.touch(held)
         request.block_tables = [[*table, *pool.allocate(num_new)] for table in hit.tables]
-        request.table_version = next(self._versions)
+        request.table_version = next(_VERSIONS)
         request.num_published_blocks = hit.num_blocks
         request.num_computed_tokens = num_cached_tokens
         if publish:
@@ -296,7 +298,7 @@ class KVManager:
         child.block_tables = [list(table[:num_blocks]) for table in parent.block_tables]
         for table in child.block_tables:
             pool.touch(block_id for block_id in table if block_id != NULL_BLOCK)
-        child.table_version = next(self._versions)
+        child.table_version = next(_VERSIONS)
         child.num_computed_tokens = num_shared
         child.num_published_blocks = min(parent.num_published_blocks, num_shared // pool.block_size)
         self._may_share_partial = True
@@ -349,7 +351,7 @@ class KVManager:
         (destination,) = self._pool.allocate(1)
         self._pool.free([source])
         table[index] = destination
-        request.table_version = next(self._versions)
+        request.table_version = next(_VERSIONS)
         self._copies.append((source, destination))
 
     def _announce(self, request: Request, start: int, stop: int) -> None:

@@ -181,6 +181,7 @@ def _load_runner(
         graphdef,
         params,
         kv_cache,
+        max_num_seqs=limits.max_num_seqs,
         max_blocks_per_seq=spec.blocks_for(limits.max_model_len),
         vocab_size=model.vocab_size,
     )

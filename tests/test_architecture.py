@@ -29,6 +29,7 @@ REACHES_DOWN = {
     "llm",  # exposes the tokenizer
     "loading",  # opens the checkpoint and builds everything
     "logprobs",  # asks the tokenizer for the text of tokens
+    "row_table",  # asks for sampling parameters as the device reads them
     "runner",  # calls the compiled steps
 }
 USES_JAX = {"loading", "runner"}
