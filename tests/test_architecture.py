@@ -30,6 +30,7 @@ REACHES_DOWN = {
     "loading",  # opens the checkpoint and builds everything
     "logprobs",  # asks the tokenizer for the text of tokens
     "row_table",  # asks for sampling parameters as the device reads them
+    "offloading",  # makes what moves blocks on the device
     "runner",  # calls the compiled steps
     "transfer",  # copies blocks of the cache
 }
