@@ -79,8 +79,9 @@ class BlockCopier:
     def __init__(self, kv_cache: KVCache) -> None:
         self._cache = jax.tree.map(_abstract, kv_cache)
         self.num_blocks = kv_cache.num_blocks
-        self.block_bytes = sum(
-            math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in jax.tree.leaves(kv_cache)
+        self.block_bytes: int = sum(
+            math.prod(leaf.shape[1:]) * int(leaf.dtype.itemsize)
+            for leaf in jax.tree.leaves(kv_cache)
         )
         self.sizes = tuple(n for n in _SIZES if n * self.block_bytes <= _MAX_STAGED_BYTES) or (1,)
         self._gather: dict[int, Callable[[KVCache, np.ndarray], KVCache]] = {}

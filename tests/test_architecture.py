@@ -30,8 +30,9 @@ REACHES_DOWN = {
     "loading",  # opens the checkpoint and builds everything
     "logprobs",  # asks the tokenizer for the text of tokens
     "runner",  # calls the compiled steps
+    "transfer",  # copies blocks of the cache
 }
-USES_JAX = {"loading", "runner"}
+USES_JAX = {"loading", "runner", "transfer"}
 JAX = {"jax", "jaxlib", "flax", "jaxtyping", "optax", "orbax"}
 
 # Libraries that belong to the top floor alone.
@@ -240,7 +241,7 @@ def test_every_room_stands_in_the_description_of_the_house():
     missing = [
         f"{floor}/{file.name}"
         for floor in FLOORS
-        for file in sorted((ROOT / floor).glob("*.py"))
+        for file in sorted((ROOT / floor).rglob("*.py"))
         if not file.name.startswith("_") and f"`{file.name}`" not in tables[floor]
     ]
     assert not missing, "name these files in docs/architecture.md"
