@@ -225,9 +225,13 @@ class LoadQueue:
             self._num_staged += len(load.keys)
         blocks = self._device.allocate(len(load.keys))
         for index, key in enumerate(load.keys):
-            pin = load.pins[index] = load.pins[index] or self._pin_when_stored(load, key)
+            pin = load.pins[index] or self._pin_when_stored(load, key)
+            load.pins[index] = pin
             if pin is None or load.is_over or not self._stack.read(pin, blocks, index):
                 break
+            # At once: saves that this load waits for may need the slot.
+            self._stack.unpin(pin)
+            load.pins[index] = None
             load.media.append(pin.medium)
         if load.is_over or not load.media:
             return None

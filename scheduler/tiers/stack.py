@@ -80,9 +80,11 @@ class TierStack:
 
     def store(self, key: bytes, blocks: HostBlocks, index: int) -> bool:
         """Take in block `index` of `blocks`; return whether it is there."""
-        if self.host is not None:
-            return self.host.store(key, lambda row: blocks.copy_out(index, row))
-        assert self.disk is not None
+        if self.host is not None and self.host.store(key, lambda row: blocks.copy_out(index, row)):
+            return True
+        # No host memory, or all of it is being read.
+        if self.disk is None:
+            return False
         blocks.copy_out(index, self._written)
         return self.disk.store(key, self._written)
 

@@ -152,20 +152,24 @@ def test_saves_beyond_the_limit_are_dropped_and_counted():
         assert bench.manager.stats().num_saves_dropped == 2
 
 
-def test_save_without_a_free_slot_is_counted():
-    with opened(host_blocks=1) as bench:
+@pytest.mark.parametrize("has_disk", [False, True])
+def test_save_while_every_slot_is_read_goes_to_the_disk_or_is_lost(tmp_path, has_disk: bool):
+    with opened(host_blocks=1, folder=tmp_path if has_disk else None) as bench:
         bench.evict(KEYS[0])
         bench.manager.flush(20)
         bench.device.may_stage.clear()
-        bench.manager.start_load("r", KEYS[:1], [9])
+        bench.manager.start_load("a", KEYS[:1], [9])
         until(bench.device.is_staging.is_set)
-        bench.evict(KEYS[1])  # the only slot is being read
+        bench.manager.start_load("b", KEYS[:1], [10])  # queued, with the slot pinned
+        bench.evict(KEYS[1])
         bench.manager.flush(20)
-        assert bench.manager.stats().num_saves_failed == 1
+        assert bench.manager.lookup([KEYS[1]]) == (["disk"] if has_disk else [])
+        assert bench.manager.stats().num_saves_failed == (0 if has_disk else 1)
         bench.device.may_stage.set()
-        assert bench.manager.wait(20)
-        bench.take()
+        while bench.manager.wait(20):
+            bench.take()
         assert bench.holds(9, KEYS[0])
+        assert bench.holds(10, KEYS[0])
 
 
 def test_load_longer_than_may_be_staged_is_offered_in_parts():
