@@ -69,8 +69,8 @@ class BlockCopier:
     Padding names the null block: it is read, and overwritten with what is passed for it.
 
     One program covers all layers. For 30 layers XLA:CPU compiles each in 0.1 s, because a layer's
-    blocks stay an array of their own: a stack of all layers as the staging layout costs twenty
-    times the compile time in the scatter and ten times the run time in the gather.
+    blocks stay an array of their own: with one array of all layers as the staging layout, the
+    scatter took twenty times as long to compile and the gather ten times as long to run.
 
     Args:
       kv_cache: the cache, or its abstract shape; only shapes, dtypes and placement are kept.

@@ -3,9 +3,8 @@
 Little-endian: magic (8 bytes), version (u32), key bytes (u32), block bytes (u64), CRC-32 of key and
 block (u32); then the key and the block. Every bit of the file is covered by a comparison.
 
-The checksum is `zlib.crc32`, the fastest of the standard library: three times as fast as SHA-1 and
-SHA-256 with the processor's own instructions, and almost twice as fast as Adler-32. A hash would
-guard against forgery, but whoever may write to the folder could forge that too.
+The checksum is `zlib.crc32`, the fastest of the standard library by far (docs/decisions/0014). A
+hash would guard against forgery, but whoever may write to the folder could forge that too.
 """
 
 import os

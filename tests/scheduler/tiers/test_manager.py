@@ -351,6 +351,35 @@ def test_request_may_load_again_while_its_cancelled_load_is_still_staged():
         assert bench.holds(10, KEYS[1])
 
 
+def test_cancelled_load_does_not_hold_up_the_one_behind_it():
+    with opened(host_blocks=4) as bench:
+        bench.evict(KEYS[0])
+        bench.manager.flush(20)
+        bench.device.may_fetch.clear()
+        bench.evict(KEYS[1])
+        bench.manager.start_load("waits for a save", KEYS[1:2], [9])
+        bench.manager.start_load("behind", KEYS[:1], [10])
+        bench.manager.cancel("waits for a save")
+        assert bench.manager.wait(20)
+        assert [result.request_id for result in bench.take()] == ["behind"]
+
+
+def test_blocks_on_their_way_from_the_disk_to_memory_count_as_saves(tmp_path):
+    with opened(folder=tmp_path) as bench:
+        bench.evict(*KEYS[:4])
+        bench.manager.flush(20)
+    with opened(host_blocks=8, folder=tmp_path, inflight_blocks=4) as bench:
+        bench.device.may_fetch.clear()
+        bench.evict(KEYS[5])
+        assert bench.load(*KEYS[:2]).media == ("disk", "disk")
+        assert bench.manager.stats().num_saving == 3
+        assert bench.load(*KEYS[:4]).num_blocks_ok == 4
+        assert bench.manager.stats().num_saving == 4, "no block twice, and no more than may be"
+        bench.device.may_fetch.set()
+        bench.manager.flush(20)
+        assert bench.manager.lookup(KEYS[:4]) == ["host"] * 3 + ["disk"]
+
+
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_cleared_tiers_have_nothing_and_work_on(tmp_path, tier: str):
     options = {"host_blocks": 8} if tier == "host" else {"folder": tmp_path}
@@ -376,6 +405,7 @@ def test_saves_on_their_way_do_not_come_back_after_a_clear():
         bench.manager.flush(20)
         assert bench.manager.num_available(KEYS[:1]) == 0
         assert bench.manager.stats().num_saving == 0
+        assert bench.manager.stats().media["host"].num_stores == 0, "not even tried"
 
 
 @pytest.mark.parametrize("stage", ["queued", "staging", "finished"])
