@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import jax
 
 from paged.backends import device_memory, keep_freed_memory, resolve_backend
+from paged.block_copy import MAX_STAGED_BYTES
 from paged.cache_groups import CacheGroup, group_layers, one_group
 from paged.kv_cache import KVCacheSpec, allocate_kv_cache
 from paged.models.checkpoint import Checkpoint, open_checkpoint
@@ -35,7 +36,7 @@ from paged.scheduler.offloading import BlockMover, check_offloading, make_tiers
 from paged.scheduler.prefix_cache import PrefixHasher
 from paged.scheduler.runner import ModelRunner
 from paged.scheduler.scheduler import Scheduler
-from paged.scheduler.tiers.manager import TierManager
+from paged.scheduler.tiers.manager import MAX_INFLIGHT_BYTES, TierManager
 
 logger = logging.getLogger(__name__)
 
@@ -295,7 +296,7 @@ def size_kv_cache(spec: KVCacheSpec, config: EngineConfig, model: ModelConfig) -
         total_bytes=memory.total_bytes,
         free_bytes=memory.free_bytes,
         weight_bytes=weight_bytes(config, model),
-        activation_bytes=activation_bytes(config, model),
+        activation_bytes=activation_bytes(config, model) + staging_bytes(config),
         shared_with_host=jax.default_backend() == "cpu",
     )
     available = available_kv_bytes(budget, config.gpu_memory_utilization)
@@ -321,6 +322,14 @@ def activation_bytes(config: EngineConfig, model: ModelConfig) -> int:
     residual_bytes = limits.max_num_batched_tokens * (6 * model.hidden_size) * 4
     logits_bytes = limits.max_num_seqs * model.vocab_size * 4 * 4
     return mlp_bytes + residual_bytes + logits_bytes
+
+
+def staging_bytes(config: EngineConfig) -> int:
+    """Return the most device memory of blocks on their way to and from the tiers below."""
+    if not config.kv_offloading_size:
+        return 0
+    # In each direction what may be on its way, and one program's output that is not counted yet.
+    return 2 * MAX_INFLIGHT_BYTES + MAX_STAGED_BYTES
 
 
 def _default_limits(platform: str) -> tuple[int, int]:
