@@ -28,6 +28,7 @@ FOLDERS = {
     "paged": "paged",
     "paged.models": "models",
     "paged.scheduler": "scheduler",
+    "paged.scheduler.eviction": "scheduler/eviction",
     "paged.server": "server",
 }
 SUBMODULES = ["paged.metadata", "paged.models.config", "paged.scheduler.params", "paged.server.cli"]
@@ -89,7 +90,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     copy = tmp_path_factory.mktemp("checkout")
     for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
-    for name in (*FOLDERS.values(), "tests"):
+    for name in (*(folder for folder in FOLDERS.values() if "/" not in folder), "tests"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignore)
     (copy / "probe.py").write_text(PROBE)
