@@ -28,6 +28,7 @@ FOLDERS = {
     "paged": "paged",
     "paged.models": "models",
     "paged.scheduler": "scheduler",
+    "paged.scheduler.eviction": "scheduler/eviction",
     "paged.scheduler.tiers": "scheduler/tiers",
     "paged.server": "server",
 }

@@ -24,6 +24,9 @@ _MAKERS: dict[str, Callable[..., EvictionPolicy]] = {
 POLICIES = tuple(_MAKERS)
 """Names that `make_policy` knows."""
 
+DEFAULT_POLICY = "auto"
+"""Adapts without knowing the queue; docs/eviction.md has its figures."""
+
 
 def make_policy(name: str, **options: object) -> EvictionPolicy:
     """Return a new policy; `options` are arguments of its class.
