@@ -1,8 +1,11 @@
-"""`BlockPool`: who holds which KV block and which free block goes next; knows ids, not tensors."""
+"""`BlockPool`: who holds which KV block and whose content is lost next; knows ids, not tensors."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from paged.scheduler.cache_events import AllBlocksCleared, BlockRemoved, CacheEvents
+from paged.scheduler.eviction.policy import EvictionPolicy
+from paged.scheduler.eviction.recency import LRU
 from paged.scheduler.prefix_cache import HashIndex
 
 logger = logging.getLogger(__name__)
@@ -11,80 +14,27 @@ NULL_BLOCK = 0
 """Block that belongs to no request: padding rows write into it and nobody reads it."""
 
 
-class FreeQueue:
-    """Free blocks in the order in which they are reused: the eviction order (mutable).
-
-    A doubly linked list rather than a deque, because a prefix hit takes blocks out of the middle.
-    The links are two lists of ints and not objects: one microsecond per block matters when a long
-    prompt takes two thousand of them. The null block is never free, so its links serve as the fake
-    head and tail of the ring. Another eviction policy is another class with these methods.
-    """
-
-    __slots__ = ("_next", "_prev", "_size")
-
-    def __init__(self, num_blocks: int) -> None:
-        self._next = [*range(1, num_blocks), NULL_BLOCK]
-        self._prev = [num_blocks - 1, *range(num_blocks - 1)]
-        self._size = num_blocks - 1
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __iter__(self) -> Iterator[int]:
-        block_id = self._next[NULL_BLOCK]
-        while block_id != NULL_BLOCK:
-            yield block_id
-            block_id = self._next[block_id]
-
-    def take(self, count: int) -> list[int]:
-        """Remove and return the first `count` blocks; the caller knows there are that many."""
-        taken = []
-        following = self._next
-        block_id = following[NULL_BLOCK]
-        for _ in range(count):
-            taken.append(block_id)
-            block_id = following[block_id]
-        self._link(NULL_BLOCK, block_id)
-        self._size -= count
-        return taken
-
-    def remove(self, block_id: int) -> None:
-        """Take one block out, wherever it stands."""
-        self._link(self._prev[block_id], self._next[block_id])
-        self._size -= 1
-
-    def put_unhashed(self, block_ids: Sequence[int]) -> None:
-        """Add blocks without reusable content: in front, so that they go before any cached one."""
-        self._insert_after(NULL_BLOCK, block_ids)
-
-    def put_hashed(self, block_ids: Sequence[int]) -> None:
-        """Add cached blocks at the end: least recently used goes first."""
-        self._insert_after(self._prev[NULL_BLOCK], block_ids)
-
-    def _insert_after(self, place: int, block_ids: Sequence[int]) -> None:
-        following = self._next[place]
-        for block_id in block_ids:
-            self._link(place, block_id)
-            place = block_id
-        self._link(place, following)
-        self._size += len(block_ids)
-
-    def _link(self, left: int, right: int) -> None:
-        self._next[left] = right
-        self._prev[right] = left
-
-
 class BlockPool:
     """Reference counts, contents and reuse order of all KV blocks of one cache (mutable).
 
-    A block is free while nobody refers to it. A free block keeps its hash, and can be hit, until
-    it is handed out again: cached blocks are candidates for eviction, not lost capacity.
+    A block is free while nobody refers to it. Free blocks without content are handed out first,
+    latest freed first; then the policy chooses which cached content is lost. Until then a free
+    block can be hit: cached blocks are candidates for eviction, not lost capacity.
+
+    What is cached is *closed under parent*: with a content, all before it in its chain is cached,
+    or it could never be hit. Where two blocks hold the same content either may go.
 
     Args:
       num_blocks: blocks of the cache, the null block 0 included.
       block_size: tokens per block.
       enable_caching: keep the content of freed blocks findable.
-      free_queue: order of reuse, built for the same `num_blocks`; None takes `FreeQueue`.
+      policy: order of eviction, serving no other pool; None takes `LRU`.
+
+    Attributes:
+      policy: the order of eviction; the scheduler tells it what waits and what was admitted.
+      on_evict: called with block and key before a content is lost to `allocate`, to save it.
+      events: subscribers hear what content is removed or cleared.
+      split_key: takes a key apart into hash and group, for events; None: group 0.
 
     Raises: ValueError if `num_blocks` or `block_size` is less than 1.
     Source: vLLM `v1/core/block_pool.py`.
@@ -96,7 +46,7 @@ class BlockPool:
         block_size: int,
         enable_caching: bool = True,
         *,
-        free_queue: FreeQueue | None = None,
+        policy: EvictionPolicy | None = None,
     ) -> None:
         for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
             if value < 1:
@@ -104,10 +54,24 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_caching = enable_caching
-        self._free = FreeQueue(num_blocks) if free_queue is None else free_queue
+        self.on_evict: Callable[[int, bytes], None] | None = None
+        self.events = CacheEvents()
+        self.split_key: Callable[[bytes], tuple[bytes, int]] | None = None
+        # Free blocks without content, next one last: taking and adding are slices.
+        self._blank = list(range(num_blocks - 1, NULL_BLOCK, -1))
+        self._num_released = 0
         self._ref_counts = [0] * num_blocks
+        self._pins: dict[int, int] = {}
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._index = HashIndex()
+        self._parents: list[bytes | None] = [None] * num_blocks
+        self._depths = [-1] * num_blocks
+        self.policy = LRU() if policy is None else policy
+        self.policy.bind(self)
+        # Blocks by their parent's key. Unless the policy needs it, kept only once it was asked for.
+        self._children = None if self.policy.is_closed else HashIndex()
+        # From a victim that others follow on, down to the deepest of them; see `_deepest`.
+        self._path: list[tuple[int, bytes | None]] = []
 
     @property
     def num_usable(self) -> int:
@@ -117,7 +81,12 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks nobody refers to, cached ones included."""
-        return len(self._free)
+        return len(self._blank) + self._num_released
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks that are pinned: lost to `num_free` until they are unpinned."""
+        return len(self._pins)
 
     @property
     def usage(self) -> float:
@@ -125,24 +94,46 @@ class BlockPool:
         return 1 - self.num_free / self.num_usable if self.num_usable else 0.0
 
     def ref_count(self, block_id: int) -> int:
-        """Return how many block tables hold the block."""
+        """Return how many block tables and pins hold the block."""
         return self._ref_counts[block_id]
 
     def block_hash(self, block_id: int) -> bytes | None:
-        """Return the hash of the block's content, None if it is not findable."""
+        """Return the key of the block's content, None if it is not findable."""
         return self._hashes[block_id]
 
+    def depth(self, block_id: int) -> int:
+        """Return the position of a cached block in its chain, 0 for the first."""
+        return self._depths[block_id]
+
+    def parent(self, block_id: int) -> int | None:
+        """Return a block that holds the content before this one's, None for a first block."""
+        key = self._parents[block_id]
+        return None if key is None else self._index.get(key)
+
+    def children(self, block_id: int) -> list[int]:
+        """Return the cached blocks whose content follows on this block's.
+
+        The first call may take time in proportion to the pool.
+        """
+        key = self._hashes[block_id]
+        return [] if key is None else self._child_index().all(key)
+
+    def is_leaf(self, block_id: int) -> bool:
+        """Whether no cached content would lose its parent with this block."""
+        key = self._hashes[block_id]
+        return key is None or key not in self._child_index() or self._index.count(key) > 1
+
     def free_order(self) -> list[int]:
-        """Return the free blocks, next to be handed out first."""
-        return list(self._free)
+        """Return the free blocks, next to be handed out first as far as the policy can tell."""
+        return [*reversed(self._blank), *self.policy.released()]
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
-    def lookup(self, block_hash: bytes) -> int | None:
+    def lookup(self, key: bytes) -> int | None:
         """Return the block, referenced or free, that holds this content; None on a miss."""
-        return self._index.get(block_hash)
+        return self._index.get(key)
 
     def num_unreferenced(self, block_ids: Iterable[int]) -> int:
         """Return how many of these are free: touching them costs free capacity."""
@@ -154,33 +145,39 @@ class BlockPool:
 
         Raises: ValueError if fewer are free.
         """
-        if count > len(self._free):
+        if count > self.num_free:
             raise ValueError(
-                f"count={count} exceeds the {len(self._free)} free blocks; compare with num_free."
+                f"count={count} exceeds the {self.num_free} free blocks; compare with num_free."
             )
-        block_ids = self._free.take(count)
-        hashes = self._hashes
+        rest = len(self._blank) - count
+        if rest >= 0:
+            block_ids = self._blank[rest:]
+            del self._blank[rest:]
+            block_ids.reverse()
+        else:
+            block_ids = self._blank[::-1]
+            self._blank.clear()
+            block_ids += self._take_victims(-rest)
+        ref_counts = self._ref_counts
         for block_id in block_ids:
-            self._ref_counts[block_id] = 1
-            block_hash = hashes[block_id]
-            if block_hash is not None:
-                self._index.remove(block_hash, block_id)
-                hashes[block_id] = None
+            ref_counts[block_id] = 1
         return block_ids
 
     def touch(self, block_ids: Iterable[int]) -> None:
-        """Add one reference to each block of a prefix hit.
+        """Add one reference to each block of a prefix hit, first to last.
 
         Raises: RuntimeError for a block that is neither referenced nor cached.
         """
+        block_ids = list(block_ids)
         ref_counts = self._ref_counts
         for block_id in block_ids:
             self._check_owned_id(block_id)
             if not ref_counts[block_id]:
                 if self._hashes[block_id] is None:
                     raise RuntimeError(f"block {block_id} is free and not cached: cannot touch it.")
-                self._free.remove(block_id)
+                self._num_released -= 1
             ref_counts[block_id] += 1
+        self.policy.touch(block_ids)
 
     def free(self, block_ids: Iterable[int]) -> None:
         """Drop one reference from each block; blocks without any left become free.
@@ -191,8 +188,8 @@ class BlockPool:
         Raises: RuntimeError for a block that is already free, or that no request can hold.
         """
         ref_counts, hashes = self._ref_counts, self._hashes
-        hashed: list[int] = []
-        unhashed: list[int] = []
+        released: list[int] = []
+        blank: list[int] = []
         for block_id in block_ids:
             self._check_owned_id(block_id)
             left = ref_counts[block_id] - 1
@@ -200,22 +197,106 @@ class BlockPool:
                 raise RuntimeError(f"block {block_id} is already free: freed twice.")
             ref_counts[block_id] = left
             if not left:
-                (unhashed if hashes[block_id] is None else hashed).append(block_id)
-        self._free.put_unhashed(unhashed)
-        self._free.put_hashed(hashed)
+                (blank if hashes[block_id] is None else released).append(block_id)
+        blank.reverse()
+        self._blank += blank
+        if released:
+            self._num_released += len(released)
+            self.policy.release(released)
 
-    def register(self, block_id: int, block_hash: bytes) -> None:
+    def register(self, block_id: int, key: bytes, parent: int = NULL_BLOCK) -> None:
         """Make the content of a full block findable; does nothing if caching is off.
 
-        Raises: RuntimeError if the block is free or already has a hash.
+        Args:
+          block_id: a referenced block without content.
+          key: chained hash, and whatever else keeps apart what must not be mixed.
+          parent: the block before it in the same block table, held by the same request; the null
+            block for a first one and where order carries no meaning. If its content was dropped,
+            nothing is registered: no lookup would come this far.
+
+        Raises: RuntimeError if the block is free or already has a hash, or the parent is free.
         """
         if not self.enable_caching:
             return
         self._check_owned_id(block_id)
-        if not self._ref_counts[block_id] or self._hashes[block_id] is not None:
+        hashes = self._hashes
+        if not self._ref_counts[block_id] or hashes[block_id] is not None:
             raise RuntimeError(f"block {block_id} is free or has a hash: cannot register it.")
-        self._hashes[block_id] = block_hash
-        self._index.insert(block_hash, block_id)
+        parent_key = None
+        if parent != NULL_BLOCK:
+            self._check_owned_id(parent)
+            if not self._ref_counts[parent]:
+                raise RuntimeError(f"parent={parent} of block {block_id} is free: hold it, too.")
+            parent_key = hashes[parent]
+            if parent_key is None:
+                return
+            if self._children is not None:
+                self._children.insert(parent_key, block_id)
+        self._parents[block_id] = parent_key
+        self._depths[block_id] = self._depths[parent] + 1
+        hashes[block_id] = key
+        self._index.insert(key, block_id)
+
+    def unregister(self, block_id: int) -> None:
+        """Take back `register`: the content will not come to be. What follows on it goes, too.
+
+        Raises: RuntimeError if the block is free.
+        """
+        self._check_owned_id(block_id)
+        if not self._ref_counts[block_id]:
+            raise RuntimeError(f"block {block_id} is free: evict its content instead.")
+        self._forget([block_id])
+
+    def evict(self, block_ids: Iterable[int]) -> None:
+        """Drop the content of these blocks, held or free, and all that follows on it; free none.
+
+        Raises: RuntimeError for a block that no request can hold.
+        """
+        block_ids = list(block_ids)
+        for block_id in block_ids:
+            self._check_owned_id(block_id)
+        self._forget(block_ids)
+
+    def pin(self, block_ids: Sequence[int]) -> None:
+        """Keep a cached prefix: one more reference for each block, first to last.
+
+        Raises: RuntimeError for a block that is not cached or whose parent is not pinned.
+        """
+        kept = {self._hashes[block_id] for block_id in self._pins}
+        for block_id in block_ids:
+            self._check_owned_id(block_id)
+            if self._hashes[block_id] is None:
+                raise RuntimeError(f"block {block_id} is not cached: cannot pin it.")
+            if self._parents[block_id] is not None and self._parents[block_id] not in kept:
+                raise RuntimeError(
+                    f"block {block_id} follows on a block that is not pinned: pin a prefix from "
+                    "its first block on."
+                )
+            kept.add(self._hashes[block_id])
+        self.touch(block_ids)
+        for block_id in block_ids:
+            self._pins[block_id] = self._pins.get(block_id, 0) + 1
+
+    def unpin(self, block_ids: Sequence[int]) -> None:
+        """Take back one `pin` of each block, given in the same order.
+
+        Raises: RuntimeError for a block that is not pinned, or on which a pinned one follows.
+        """
+        left = dict(self._pins)
+        for block_id in block_ids:
+            if not left.get(block_id):
+                raise RuntimeError(f"block {block_id} is not pinned: cannot unpin it.")
+            left[block_id] -= 1
+        left = {block_id: count for block_id, count in left.items() if count}
+        kept = {self._hashes[block_id] for block_id in left} | {None}
+        for block_id in left:
+            if self._hashes[block_id] is not None and self._parents[block_id] not in kept:
+                raise RuntimeError(
+                    f"block {block_id} would stay pinned without the block before it: unpin a "
+                    "prefix from its last block on."
+                )
+        self._pins = left
+        self.free(reversed(block_ids))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content, unless some block is still referenced; say whether it did.
@@ -228,10 +309,109 @@ class BlockPool:
                 "Failed to reset prefix cache because some blocks (%d) are not freed yet", num_used
             )
             return False
+        self._blank = self.free_order()[::-1]
+        self._num_released = 0
+        self.policy.clear()
         self._index.clear()
         self._hashes = [None] * self.num_blocks
+        self._parents = [None] * self.num_blocks
+        if self._children is not None:
+            self._children.clear()
+        self.events.emit(AllBlocksCleared())
         logger.info("Successfully reset prefix cache")
         return True
+
+    def _take_victims(self, count: int) -> list[int]:
+        """Remove the content of `count` released blocks; the caller makes them referenced."""
+        index, hashes, policy = self._index, self._hashes, self.policy
+        is_watched = self.events.is_active or self.on_evict is not None
+        lost: list[bytes] = []
+        block_ids = policy.victims(count) if policy.is_closed else []
+        for i in range(count):
+            if policy.is_closed:
+                block_id = block_ids[i]
+            else:
+                block_id = self._deepest(policy.victim())
+                policy.drop(block_id)
+                block_ids.append(block_id)
+            key = hashes[block_id]
+            assert key is not None, "a policy named a block without content"
+            hashes[block_id] = None
+            index.remove(key, block_id)
+            if self._children is not None:
+                self._leave_parent(block_id)
+            if is_watched and key not in index:
+                lost.append(key)
+                if self.on_evict is not None:
+                    self.on_evict(block_id, key)
+        self._num_released -= count
+        self._emit_removed(lost)
+        return block_ids
+
+    def _deepest(self, block_id: int) -> int:
+        """Return the victim, or if content follows on it, the last block of what follows.
+
+        Everything that follows is released: whoever holds a block holds the one before it. The way
+        down is remembered, or evicting a chain whose head is named would take quadratic time.
+        """
+        if self.is_leaf(block_id):
+            return block_id
+        path = self._path
+        if not path or path[0] != (block_id, self._hashes[block_id]):
+            path[:] = [(block_id, self._hashes[block_id])]
+        while True:
+            block_id, key = path[-1]
+            if self._hashes[block_id] != key or self._ref_counts[block_id]:
+                path.pop()
+            elif key is None or self.is_leaf(block_id):
+                return block_id
+            else:
+                child = self._child_index().get(key)
+                assert child is not None and not self._ref_counts[child], "held without its parent"
+                path.append((child, self._hashes[child]))
+
+    def _forget(self, block_ids: list[int]) -> None:
+        """Drop contents and, where no duplicate is left, what follows on them."""
+        lost: list[bytes] = []
+        while block_ids:
+            block_id = block_ids.pop()
+            key = self._hashes[block_id]
+            if key is None:
+                continue
+            if not self._ref_counts[block_id]:
+                self._num_released -= 1
+                self._blank.append(block_id)
+            if self._index.count(key) == 1:
+                lost.append(key)
+                block_ids += self.children(block_id)
+            self.policy.drop(block_id)
+            self._hashes[block_id] = None
+            self._index.remove(key, block_id)
+            self._leave_parent(block_id)
+        self._emit_removed(lost)
+
+    def _child_index(self) -> HashIndex:
+        if self._children is None:
+            self._children = HashIndex()
+            for block_id, key in enumerate(self._parents):
+                if key is not None and self._hashes[block_id] is not None:
+                    self._children.insert(key, block_id)
+        return self._children
+
+    def _leave_parent(self, block_id: int) -> None:
+        parent_key = self._parents[block_id]
+        if parent_key is not None and self._children is not None:
+            self._children.remove(parent_key, block_id)
+
+    def _emit_removed(self, keys: list[bytes]) -> None:
+        if not keys or not self.events.is_active:
+            return
+        groups: dict[int, list[bytes]] = {}
+        for key in keys:
+            block_hash, group = (key, 0) if self.split_key is None else self.split_key(key)
+            groups.setdefault(group, []).append(block_hash)
+        for group, block_hashes in groups.items():
+            self.events.emit(BlockRemoved(tuple(block_hashes), group))
 
     def _check_owned_id(self, block_id: int) -> None:
         # A negative id would silently count from the end of the lists.

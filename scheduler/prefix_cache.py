@@ -83,6 +83,20 @@ class HashIndex:
         found = self._blocks.get(block_hash)
         return next(iter(found)) if isinstance(found, dict) else found
 
+    def all(self, block_hash: bytes) -> list[int]:
+        """Return the blocks under this hash in order of insertion."""
+        found = self._blocks.get(block_hash)
+        if found is None:
+            return []
+        return list(found) if isinstance(found, dict) else [found]
+
+    def count(self, block_hash: bytes) -> int:
+        """Return how many blocks there are under this hash."""
+        found = self._blocks.get(block_hash)
+        if found is None:
+            return 0
+        return len(found) if isinstance(found, dict) else 1
+
     def insert(self, block_hash: bytes, block_id: int) -> None:
         """Add a block that holds this content."""
         found = self._blocks.get(block_hash)

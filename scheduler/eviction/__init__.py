@@ -1,0 +1,1 @@
+"""Which cached block goes when room is needed: one policy family per file."""
