@@ -10,11 +10,11 @@ class SimulationConfig:
     Attributes:
       num_blocks: KV blocks, the null block included; at least 2.
       block_size: tokens per block.
-      policy: an eviction policy's name, or "optimal" (see `pools.POLICIES`).
+      policy: an eviction policy's name with or without an option, or "optimal" (see `pools`).
       concurrency: requests in service at once, the next one being sent when one ends (a closed
         loop, whatever the trace's arrival times); None lets requests arrive when the trace says.
-      num_queued: further requests that a closed loop keeps in the waiting queue, where policies
-        that look ahead see them.
+      num_queued: further requests that a closed loop keeps in the waiting queue; None: as many as
+        the policy looks ahead to, 0 for those that do not.
       max_num_seqs, max_num_batched_tokens: limits of a step.
       max_model_len: longest prompt plus output; None is what the pool can hold.
       long_prefill_token_threshold, enable_chunked_prefill: as in `Scheduler`.
@@ -29,7 +29,7 @@ class SimulationConfig:
     block_size: int = 16
     policy: str = "lru"
     concurrency: int | None = None
-    num_queued: int = 0
+    num_queued: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None
@@ -45,5 +45,5 @@ class SimulationConfig:
             )
         if self.concurrency is not None and self.concurrency < 1:
             raise ValueError(f"concurrency={self.concurrency} must be at least 1.")
-        if self.num_queued < 0:
+        if self.num_queued is not None and self.num_queued < 0:
             raise ValueError(f"num_queued={self.num_queued} must be at least 0.")

@@ -18,24 +18,25 @@ PASS_ORDERS = ("forward", "reverse")
 def cyclic(
     documents: int = 10,
     document_tokens: int = DOCUMENT_TOKENS,
-    passes: Sequence[str] = ("forward", "forward", "reverse"),
+    passes: Sequence[str] | int = ("forward", "forward", "reverse"),
     output_tokens: int = 1,
 ) -> Trace:
-    """Return all documents in order, or in reverse, once per pass.
+    """Return all documents in order, or in reverse, once per pass; a number means so many forward.
 
     Raises: ValueError if a pass is neither "forward" nor "reverse".
     """
-    for order in passes:
-        if order not in PASS_ORDERS:
-            raise ValueError(f"passes has {order!r}; each must be one of {', '.join(PASS_ORDERS)}.")
+    orders = ("forward",) * passes if isinstance(passes, int) else tuple(passes)
+    for name in orders:
+        if name not in PASS_ORDERS:
+            raise ValueError(f"passes has {name!r}; each must be one of {', '.join(PASS_ORDERS)}.")
 
     def order() -> Iterator[tuple[str, int]]:
-        for index, name in enumerate(passes):
+        for index, name in enumerate(orders):
             forward = range(documents)
             for document in forward if name == "forward" else reversed(forward):
                 yield f"doc-{document}", index
 
-    return _documents("cyclic", order, documents * len(passes), document_tokens, output_tokens)
+    return _documents("cyclic", order, documents * len(orders), document_tokens, output_tokens)
 
 
 def sawtooth(
@@ -75,20 +76,24 @@ def zipf(
 
 def scan(
     hot_documents: int = 2,
-    scans_between: int = 5,
+    hot_share: float = 0.5,
     document_tokens: int = DOCUMENT_TOKENS,
     num_requests: int = 200,
     output_tokens: int = 1,
+    seed: int = 0,
 ) -> Trace:
-    """Return a few hot documents in turn, with `scans_between` one-shot documents after each."""
+    """Return draws of which `hot_share` ask for a hot document and all others for a new one.
+
+    Raises: ValueError if the share is not in 0 to 1.
+    """
+    if not 0 <= hot_share <= 1:
+        raise ValueError(f"hot_share={hot_share} must be in 0 to 1.")
 
     def order() -> Iterator[tuple[str, int]]:
+        rng = np.random.default_rng(seed)
         for index in range(num_requests):
-            round_, place = divmod(index, scans_between + 1)
-            if place == 0:
-                yield f"hot-{round_ % hot_documents}", 0
-            else:
-                yield f"once-{index}", 0
+            is_hot = rng.random() < hot_share
+            yield f"hot-{rng.integers(hot_documents)}" if is_hot else f"once-{index}", 0
 
     return _documents("scan", order, num_requests, document_tokens, output_tokens)
 

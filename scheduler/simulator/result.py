@@ -99,6 +99,18 @@ class SimulationResult:
         """Return mean and percentiles of one of `LATENCIES`."""
         return self.latencies[name].summary()
 
+    def to_row(self) -> dict[str, Any]:
+        """Return `to_dict` without nesting, as a line of a table."""
+        row: dict[str, Any] = {}
+        for name, value in self.to_dict().items():
+            if isinstance(value, dict):
+                row |= {f"{name}_{inner}": number for inner, number in value.items()}
+            elif name == "passes":
+                row |= {f"hit_tokens_{i}": one["hit_tokens"] for i, one in enumerate(value)}
+            else:
+                row[name] = value
+        return row
+
     def per_second(self, count: int) -> float:
         """Return a count divided by the simulated time, 0 if no time passed."""
         return count / self.duration_seconds if self.duration_seconds else 0.0

@@ -14,7 +14,7 @@ from paged.scheduler.errors import CapacityError
 from paged.scheduler.output import ModelRunnerOutput, ScheduledRequest
 from paged.scheduler.scheduler import RequestUpdate, Scheduler
 from paged.scheduler.simulator.config import SimulationConfig
-from paged.scheduler.simulator.pools import make_pool
+from paged.scheduler.simulator.pools import make_pool, num_queued
 from paged.scheduler.simulator.result import PassStats, SimulationResult
 from paged.scheduler.simulator.simulated_request import SimulatedRequest, make_request
 from paged.scheduler.simulator.sleeping_decodes import SleepingDecodes
@@ -78,7 +78,7 @@ class _Simulation:
         )
         self._incoming: Iterator[tuple[int, TraceRequest]] = zip(count(), trace)
         self._next = next(self._incoming, None)
-        self._limit = limit + config.num_queued if limit else None  # requests in the scheduler
+        self._limit = limit + num_queued(config) if limit else None  # requests in the scheduler
         self._token_budget = config.max_num_batched_tokens
         self._step = 0
         self._head_is_stuck = False
