@@ -1,9 +1,106 @@
 """LIP and BIP: least recently used first, but new content has to earn its place by a hit."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from paged.scheduler.eviction.policy import CachedBlocks, EvictionPolicy
+
+# Hits of an item that stands among the kept ones: enough for every later release.
+_KEPT = 1 << 30
+
+
+class InsertionOrder[Item: Hashable]:
+    """An eviction order in which items without enough hits are inserted where victims are taken.
+
+    Such cold items go first, last in first out; the kept ones follow by age. What was kept once is
+    kept until it is dropped.
+
+    Args:
+      num_hits: hits that an item needs to be kept: 0 is LRU, 1 is LIP. May be changed at any time.
+    """
+
+    __slots__ = ("_cold", "_hits", "_kept", "num_hits")
+
+    def __init__(self, num_hits: int) -> None:
+        self.num_hits = num_hits
+        # The next victim is the last of _cold and then the first of _kept. Not plain dicts:
+        # finding the first entry slows down as they are consumed.
+        self._cold: OrderedDict[Item, None] = OrderedDict()
+        self._kept: OrderedDict[Item, None] = OrderedDict()
+        self._hits: dict[Item, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._cold) + len(self._kept)
+
+    def __contains__(self, item: Item) -> bool:
+        return item in self._kept or item in self._cold
+
+    def release(self, items: Sequence[Item], keep: bool = False) -> int:
+        """Insert the items of one chain, tail first; return how many were inserted as cold.
+
+        From the first item with enough hits on all are kept, also one whose own hits went to a
+        duplicate: otherwise it could go before a kept one that follows on it. `keep` keeps all.
+        """
+        hits, enough = self._hits, self.num_hits
+        num_cold = 0
+        if enough and not keep:
+            for item in items:
+                if item in hits and hits[item] >= enough:
+                    break
+                num_cold += 1
+        if num_cold:
+            cold = self._cold
+            for item in items[num_cold - 1 :: -1]:
+                cold[item] = None
+            items = items[num_cold:]
+        kept = self._kept
+        for item in items:
+            kept[item] = None
+            hits[item] = _KEPT
+        return num_cold
+
+    def touch(self, items: Sequence[Item]) -> None:
+        """Take out those that are here, and count a hit for all."""
+        cold, kept, hits = self._cold, self._kept, self._hits
+        for item in items:
+            if item in kept:
+                del kept[item]
+            else:
+                hits[item] = hits.get(item, 0) + 1
+                if item in cold:
+                    del cold[item]
+
+    def victim(self) -> Item:
+        """Return the next victim."""
+        return next(reversed(self._cold)) if self._cold else next(iter(self._kept))
+
+    def victims(self, count: int) -> list[Item]:
+        """Drop and return the next `count` victims."""
+        cold, kept, hits = self._cold, self._kept, self._hits
+        num_cold = min(count, len(cold))
+        found = [cold.popitem()[0] for _ in range(num_cold)]
+        found += [kept.popitem(False)[0] for _ in range(count - num_cold)]
+        for item in found:
+            hits.pop(item, None)
+        return found
+
+    def drop(self, item: Item) -> None:
+        """Forget the item and its hits; it need not be here."""
+        if item in self._cold:
+            del self._cold[item]
+        elif item in self._kept:
+            del self._kept[item]
+        self._hits.pop(item, None)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._cold.clear()
+        self._kept.clear()
+        self._hits.clear()
+
+    def items(self) -> list[Item]:
+        """Return the order, the next victim first."""
+        return [*reversed(self._cold), *self._kept]
 
 
 class LIP(EvictionPolicy):
@@ -15,87 +112,50 @@ class LIP(EvictionPolicy):
     Args:
       epsilon: share of releases of cold content that are treated as by LRU: every `1 / epsilon`-th,
         by count and not by chance. 0 is LIP; above it is BIP, which forgets an old working set.
-      num_hits: hits that content needs before it is kept by recency.
 
-    Raises: ValueError if `epsilon` is not in 0 to 1 or `num_hits` is below 1.
+    Raises: ValueError if `epsilon` is not in 0 to 1.
     Source: Qureshi et al., Adaptive Insertion Policies for High Performance Caching, ISCA 2007.
     """
 
+    # A block that was hit was hit together with those before it, so these are kept, too.
     is_closed = True
 
-    def __init__(self, epsilon: float = 0.0, num_hits: int = 1) -> None:
+    def __init__(self, epsilon: float = 0.0) -> None:
         if not 0 <= epsilon <= 1:
             raise ValueError(f"epsilon={epsilon} must be a share of releases, 0 to 1.")
-        if num_hits < 1:
-            raise ValueError(f"num_hits={num_hits} must be at least 1; LRU keeps content without.")
         self._period = round(1 / epsilon) if epsilon else 0
         self._num_cold_releases = 0
-        self._num_hits = num_hits
-        self._hits = bytearray()
-        # Both with the next victim first; all of _cold goes before any of _kept. A last-in,
-        # first-out list is its own reversal, so _cold is stored with the next victim last.
-        self._cold: OrderedDict[int, None] = OrderedDict()
-        self._kept: OrderedDict[int, None] = OrderedDict()
+        self._order = InsertionOrder[int](1)
 
     def bind(self, cache: CachedBlocks) -> None:
-        """Make room for one count per block."""
-        self._hits = bytearray(cache.num_usable + 1)
+        """Nothing to know."""
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Put hit blocks at the recency end, and cold ones where `_keeps_cold` says."""
-        # From the first hit block on everything is kept, also a block whose own hits went to a
-        # duplicate: otherwise it could go before a kept block that follows on it.
-        hits, enough = self._hits, self._num_hits
-        num_cold = 0
-        for block_id in block_ids:
-            if hits[block_id] >= enough:
-                break
-            num_cold += 1
-        if num_cold and self._keeps_cold():
-            num_cold = 0
-        cold, kept = self._cold, self._kept
-        for block_id in block_ids[num_cold - 1 :: -1] if num_cold else ():
-            cold[block_id] = None
-        for block_id in block_ids[num_cold:]:
-            kept[block_id] = None
-            hits[block_id] = enough
-
-    def _keeps_cold(self) -> bool:
-        """Say whether this release of cold content is treated as by LRU."""
-        self._num_cold_releases += 1
-        return self._period > 0 and self._num_cold_releases % self._period == 0
+        """Put hit blocks at the recency end; cold ones too if it is their turn."""
+        is_lucky = bool(self._period) and (self._num_cold_releases + 1) % self._period == 0
+        if self._order.release(block_ids, keep=is_lucky) or is_lucky:
+            self._num_cold_releases += 1
 
     def touch(self, block_ids: Sequence[int]) -> None:
         """Take out and count."""
-        cold, kept, hits = self._cold, self._kept, self._hits
-        for block_id in block_ids:
-            if hits[block_id] < self._num_hits:
-                hits[block_id] += 1
-            if block_id in kept:
-                del kept[block_id]
-            elif block_id in cold:
-                del cold[block_id]
+        self._order.touch(block_ids)
 
     def victim(self) -> int:
         """Return the last cold block, or the first kept one."""
-        return next(reversed(self._cold)) if self._cold else next(iter(self._kept))
+        return self._order.victim()
 
     def victims(self, count: int) -> list[int]:
         """Take the cold blocks last in, first out, then kept ones by age."""
-        cold, kept, hits = self._cold, self._kept, self._hits
-        num_cold = min(count, len(cold))
-        found = [cold.popitem()[0] for _ in range(num_cold)]
-        found += [kept.popitem(False)[0] for _ in range(count - num_cold)]
-        for block_id in found:
-            hits[block_id] = 0
-        return found
+        return self._order.victims(count)
 
     def drop(self, block_id: int) -> None:
         """Forget the block and its hits."""
-        self._hits[block_id] = 0
-        self._cold.pop(block_id, None)
-        self._kept.pop(block_id, None)
+        self._order.drop(block_id)
+
+    def clear(self) -> None:
+        """Forget all blocks."""
+        self._order.clear()
 
     def released(self) -> list[int]:
         """Return the whole order."""
-        return [*reversed(self._cold), *self._kept]
+        return self._order.items()

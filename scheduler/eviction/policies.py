@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from paged.scheduler.eviction.arc import ARC
+from paged.scheduler.eviction.auto import Auto
 from paged.scheduler.eviction.cost import CostAware
 from paged.scheduler.eviction.insertion import LIP
 from paged.scheduler.eviction.lookahead import Lookahead
@@ -17,6 +18,7 @@ _MAKERS: dict[str, Callable[..., EvictionPolicy]] = {
     "arc": ARC,
     "cost": CostAware,
     "lookahead": Lookahead,
+    "auto": Auto,
 }
 
 POLICIES = tuple(_MAKERS)
