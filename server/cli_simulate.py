@@ -257,5 +257,3 @@ def _aligned(rows: Sequence[dict[str, str]]) -> str:
 
 def _dashed(name: str) -> str:
     return name.replace("_", "-")
-
-

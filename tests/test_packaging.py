@@ -1,4 +1,4 @@
-"""Every way to install or read the project gives the same four packages, and nothing beside them.
+"""Every way to install or read the project gives the same packages, and nothing beside them.
 
 The folders `models/`, `scheduler/` and `server/` are subpackages of `paged` that live outside its
 folder (docs/decisions/0001). Each way of use is tried in an interpreter of its own, with a virtual
@@ -28,6 +28,8 @@ FOLDERS = {
     "paged": "paged",
     "paged.models": "models",
     "paged.scheduler": "scheduler",
+    "paged.scheduler.eviction": "scheduler/eviction",
+    "paged.scheduler.simulator": "scheduler/simulator",
     "paged.server": "server",
 }
 SUBMODULES = ["paged.metadata", "paged.models.config", "paged.scheduler.params", "paged.server.cli"]
@@ -51,7 +53,7 @@ print(json.dumps({{
 
 
 def sources() -> list[str]:
-    """Every module of the four folders, as a path from the root of the checkout."""
+    """Every module of the folders, as a path from the root of the checkout."""
     paths = [path for folder in FOLDERS.values() for path in (ROOT / folder).glob("*.py")]
     return sorted(str(path.relative_to(ROOT)) for path in paths)
 
@@ -89,7 +91,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     copy = tmp_path_factory.mktemp("checkout")
     for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
-    for name in (*FOLDERS.values(), "tests"):
+    tops = [folder for folder in FOLDERS.values() if "/" not in folder]
+    for name in (*tops, "tests"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignore)
     (copy / "probe.py").write_text(PROBE)
@@ -181,7 +184,7 @@ def test_checkout_on_the_path_needs_no_install(new_environment, checkout, elsewh
     assert_house(python, cwd=elsewhere, home=checkout, python_path=str(checkout))
 
 
-def test_wheel_holds_the_four_packages_and_nothing_else(dist):
+def test_wheel_holds_the_packages_and_nothing_else(dist):
     with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
         names = [name for name in wheel.namelist() if ".dist-info/" not in name]
         notice = next(name for name in wheel.namelist() if name.endswith("licenses/LICENSE"))

@@ -58,9 +58,7 @@ def chat(
             (asked,), (answered,) = user.draw(rng, 1), answer.draw(rng, 1)
             prompt = (*said, (f"user-{session}-{turn}", asked))
             name = f"answer-{session}-{turn}"
-            yield TraceRequest(
-                prompt, answered, now, output=name, pass_index=turn, session=session
-            )
+            yield TraceRequest(prompt, answered, now, output=name, pass_index=turn, session=session)
             if turn + 1 < turns:
                 later = now + float(rng.exponential(think_seconds))
                 heapq.heappush(active, (later, session, turn + 1, (*prompt, (name, answered))))

@@ -32,11 +32,11 @@ class Roofline:
         reduce  = 2 L * 2 (R - 1) / R * T D * 2 bytes / link
         seconds = step_overhead_seconds + max(compute, memory) + reduce
 
-    4 L N H P counts the products of queries with keys and of weights with values, causally, so that
-    the first n tokens of a prompt cost n (n + 1) / 2 pairs. Weights are read once per step, keys and
-    values once per row. If R exceeds K, kv heads are repeated: each GPU reads 1 / K of the cache.
-    Left out: activations in memory, the quantization of activations, uneven rows, and the kernels'
-    own differences, which the two efficiencies stand for.
+    4 L N H P counts the products of queries with keys and of weights with values, causally: the
+    first n tokens of a prompt are n (n + 1) / 2 pairs. Weights are read once per step, keys and
+    values once per row. If R exceeds K, kv heads are repeated and each GPU reads 1 / K of the
+    cache. Left out: activations in memory, the quantization of activations, uneven rows, and what
+    kernels lose, which the two efficiencies stand for.
 
     Attributes:
       gpu, model: what runs what.

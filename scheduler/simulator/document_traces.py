@@ -141,8 +141,6 @@ def _documents(
 
     def generate() -> Iterator[TraceRequest]:
         for document, pass_index in order():
-            yield TraceRequest(
-                ((document, document_tokens),), output_tokens, pass_index=pass_index
-            )
+            yield TraceRequest(((document, document_tokens),), output_tokens, pass_index=pass_index)
 
     return Trace(name, generate, num_requests)

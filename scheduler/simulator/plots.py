@@ -1,4 +1,4 @@
-"""Figures of results; matplotlib, of the extra `plot`, is imported only here and only when asked."""
+"""Figures of results; matplotlib, from the extra `plot`, is imported only when one is drawn."""
 
 import importlib
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """What serving was before blocks: each request reserves contiguous memory for its whole life.
 
 A comparison, not a scheduler: one row per running request, one token per step, and only the steps
-in which somebody waits are counted. Strategies and breakdown are those of figure 2 of PagedAttention, arXiv:2309.06180.
+in which somebody waits are counted. Strategies and breakdown are those of figure 2 of
+PagedAttention, arXiv:2309.06180.
 """
 
 import heapq
@@ -60,7 +61,7 @@ def simulate_reservation(
     allocator = BuddyAllocator(num_slots)
     # (step after its last, address, slots reserved, final length) of each request
     running: list[tuple[int, int, int, int]] = []
-    live = reserved = final = 0
+    live = reserved = final = step = 0
     sums = [0, 0, 0, 0]
     incoming = iter(trace)
     waiting = next(incoming, None)
@@ -82,15 +83,16 @@ def simulate_reservation(
             break
         if not running:
             raise ValueError(
-                f"a request that reserves {needed} slots does not fit into num_slots={num_slots}; "
-                "give more memory."
+                f"a request that reserves {_reservation(waiting, strategy, max_model_len)} slots "
+                f"does not fit into num_slots={num_slots}; give more memory."
             )
         for index, value in enumerate((live, final - live, reserved - final, len(running))):
             sums[index] += value
         live += len(running)
     steps = max(step, 1)
-    shares = [value / steps / num_slots for value in sums[:3]]
-    return MemoryUse(strategy, *shares, external=1 - sum(shares), mean_running=sums[3] / steps)
+    held, future, internal = (value / steps / num_slots for value in sums[:3])
+    external = 1 - held - future - internal
+    return MemoryUse(strategy, held, future, internal, external, sums[3] / steps)
 
 
 def _reservation(request: TraceRequest, strategy: str, max_model_len: int) -> int:

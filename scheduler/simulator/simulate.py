@@ -39,7 +39,8 @@ def simulate(
       progress: show a bar on standard error.
 
     Raises:
-      ValueError: if the limits contradict each other (see `Scheduler`) or the policy is unknown.
+      ValueError: if the limits contradict each other (see `Scheduler`) or the policy is unknown;
+        `CapacityError`, which is one, if the pool cannot hold `max_model_len` tokens.
     """
     with tqdm(
         total=trace.num_requests, desc=f"{trace.name} {config.policy}", unit="req",
@@ -70,6 +71,7 @@ class _Simulation:
             enable_chunked_prefill=config.enable_chunked_prefill,
             clock=lambda: self._now,
         )
+        self._scheduler.check_fits(self._max_model_len)
         # Under a cap per request decodes may have to wait for prefills before them, and the cap
         # itself depends on who is waiting: every row takes part in every step.
         self._skips = config.skip_decodes and not config.long_prefill_token_threshold
@@ -157,9 +159,9 @@ class _Simulation:
         # Rows asleep would each have taken a token of the budget before any prefill.
         scheduler.max_num_batched_tokens = self._token_budget - sleeping.num_asleep
         output = scheduler.schedule()
-        for request in output.preempted:
-            assert isinstance(request, SimulatedRequest)
-            self._settle_preempted(request)
+        for victim in output.preempted:
+            assert isinstance(victim, SimulatedRequest)
+            self._settle_preempted(victim)
         started = self._now
         self._pass_time(self._load_of(output.scheduled), len(output.preempted))
         self._head_is_stuck = not output.scheduled
@@ -168,13 +170,17 @@ class _Simulation:
         sleeping.advance()
         self._step += 1
         if self._skips:
-            for row in output.scheduled:
-                request = row.request
-                assert isinstance(request, SimulatedRequest)
-                if row.samples and not request.is_finished:
-                    computed = request.seen_computed
-                    if sleeping.try_sleep(request, self._step):
-                        self._awake_computed -= computed
+            self._send_to_sleep(output.scheduled)
+
+    def _send_to_sleep(self, rows: Sequence[ScheduledRequest]) -> None:
+        """Leave out of the coming steps what is decoding and can be left out."""
+        for row in rows:
+            request = row.request
+            assert isinstance(request, SimulatedRequest)
+            if row.samples and not request.is_finished:
+                computed = request.seen_computed
+                if self._sleeping.try_sleep(request, self._step):
+                    self._awake_computed -= computed
 
     def _is_quiet(self) -> bool:
         """Whether the coming step has no rows but those asleep, and nobody can be admitted."""

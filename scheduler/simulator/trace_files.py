@@ -110,17 +110,15 @@ def _content(value: Any) -> str | int:
 
 
 def _to_line(request: TraceRequest) -> dict[str, Any]:
-    line: dict[str, Any] = {"prompt": request.prompt, "output_tokens": request.output_tokens}
-    for name, value, default in (
+    optional = (
         ("arrival_seconds", request.arrival_seconds, 0.0),
         ("output", request.output, None),
         ("priority", request.priority, 0),
         ("pass", request.pass_index, 0),
         ("session", request.session, None),
-    ):
-        if value != default:
-            line[name] = value
-    return line
+    )
+    line: dict[str, Any] = {"prompt": request.prompt, "output_tokens": request.output_tokens}
+    return line | {name: value for name, value, default in optional if value != default}
 
 
 def _mooncake_request(fields: dict[str, Any]) -> TraceRequest:
