@@ -1,5 +1,6 @@
 """`KVManager`: the block table of one request at a time; decides what fits, never who waits."""
 
+import itertools
 from collections.abc import Sequence
 
 from paged.scheduler.block_pool import BlockPool
@@ -20,6 +21,7 @@ class KVManager:
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
+        self._versions = itertools.count(1)
 
     def extend_hashes(self, request: Request) -> None:
         """Hash the request's full blocks that have no hash yet; does nothing if caching is off."""
@@ -74,7 +76,8 @@ class KVManager:
         # Touched first: otherwise allocation could evict what was hit.
         pool.touch(cached_blocks)
         new_blocks = pool.allocate(pool.num_blocks_for(end) - len(cached_blocks))
-        request.block_ids = [*cached_blocks, *new_blocks]
+        request.block_tables[0] = [*cached_blocks, *new_blocks]
+        request.table_version = next(self._versions)
         request.num_published_blocks = len(cached_blocks)
         request.num_computed_tokens = num_cached_tokens
         self._publish(request, end)
@@ -91,7 +94,7 @@ class KVManager:
         if num_new_blocks > 0:
             if num_new_blocks > pool.num_free:
                 return False
-            request.block_ids += pool.allocate(num_new_blocks)
+            request.block_ids.extend(pool.allocate(num_new_blocks))
         if end // pool.block_size > request.num_published_blocks:
             self._publish(request, end)
         return True

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,36 +20,48 @@ class FinishReason(Enum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
-    """One request's share of a step.
+class ScheduledRequest(NamedTuple):
+    """One request's share of a step; a tuple, because 256 of them are made in every step.
 
     Attributes:
-      request: the request; its block table already covers the scheduled tokens.
+      request: the request; its block tables already cover the scheduled tokens.
       start: first token position computed in this step.
       num_tokens: tokens computed in this step.
-      samples: whether the step reaches the request's last known token, so that one is sampled.
+      samples: whether the step reaches the request's last token, so that one is sampled.
+      input_in_flight: the last of the tokens is the sample of an earlier step that the device has
+        not returned yet; it has to be taken from there.
     """
 
     request: "Request"
     start: int
     num_tokens: int
     samples: bool
+    input_in_flight: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """What one step computes.
 
+    What has to happen to whole blocks comes before the step, in this order: `saves` read blocks
+    that the step may overwrite, `restores` fill blocks that it reads, `block_copies` give a
+    request its own copy of a block that it shared.
+
     Attributes:
       scheduled: in batch order.
       num_tokens: sum of the scheduled tokens.
       preempted: requests that lost their blocks in this step.
+      block_copies: (source, destination) block ids; no destination is anybody's source.
+      saves: (block id, key) of evicted blocks that a lower tier keeps.
+      restores: staged contents from lower tiers, opaque to the scheduler.
     """
 
     scheduled: tuple[ScheduledRequest, ...]
     num_tokens: int
     preempted: tuple["Request", ...] = ()
+    block_copies: tuple[tuple[int, int], ...] = ()
+    saves: tuple[tuple[int, bytes], ...] = ()
+    restores: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

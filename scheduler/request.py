@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,28 @@ class RequestStatus(Enum):
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
+
+
+class CacheMode(Enum):
+    """What a request leaves behind in the prefix cache; every request reads from it."""
+
+    DEFAULT = "default"
+    NO_STORE = "no_store"  # nothing: a one-shot document that must not displace a chat
+    PIN = "pin"  # its prompt, protected from eviction for a while
+
+
+class MultimodalItem(NamedTuple):
+    """An image or the like: its tokens look alike, so its hash must enter the block hashes.
+
+    Attributes:
+      content_hash: of the item's bytes.
+      offset: first token position that it fills.
+      length: tokens that it fills.
+    """
+
+    content_hash: str
+    offset: int
+    length: int
 
 
 @dataclass(slots=True, eq=False)
@@ -38,13 +61,22 @@ class Request:
       sampling_row: the sampling parameters as the device reads them, kept after the first use.
       logit_edits: biases and bans, None if there are none.
       cache_salt: isolates the prefix cache; requests share blocks only under an equal salt.
+      lora: name and content digest of the adapter, None for the base model.
+      mm_items: multimodal items in the prompt.
+      cache_mode: what the request leaves behind in the prefix cache.
+      priority: lower is more urgent; counts under the priority policy only.
       parent_id, index, num_samples: which sample of which user request this is.
       arrival_time: `time.monotonic()` seconds when the front end received it.
       output_token_ids: generated ids.
-      block_ids: the block table, in token order.
+      block_tables: block ids in token order, one table per cache group; 0 stands for a block
+        that left its group's sliding window.
+      table_version: changes whenever an entry of the tables is replaced rather than appended;
+        never the same for two requests.
+      batch_row: row of the runner's per-request arrays, -1 while it holds no blocks.
       block_hashes: chain hashes of the full blocks known so far.
       num_published_blocks: leading blocks of the table whose content others can find.
       num_computed_tokens: tokens whose keys and values exist or are scheduled.
+      num_in_flight: samples that the device has not returned yet.
       num_cached_tokens: prefix-cache hit of the first scheduling; -1 before it.
       num_preemptions: times its blocks were taken away.
       finish_reason, stop_reason: set when it ends.
@@ -62,6 +94,10 @@ class Request:
     sampling_row: np.ndarray | None = None
     logit_edits: LogitEdits | None = None
     cache_salt: str | None = None
+    lora: tuple[str, str] | None = None
+    mm_items: tuple[MultimodalItem, ...] = ()
+    cache_mode: CacheMode = CacheMode.DEFAULT
+    priority: int = 0
     parent_id: str = ""
     index: int = 0
     num_samples: int = 1
@@ -69,10 +105,13 @@ class Request:
 
     status: RequestStatus = RequestStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
-    block_ids: list[int] = field(default_factory=list)
+    block_tables: list[list[int]] = field(default_factory=lambda: [[]])
+    table_version: int = 0
+    batch_row: int = -1
     block_hashes: list[bytes] = field(default_factory=list)
     num_published_blocks: int = 0
     num_computed_tokens: int = 0
+    num_in_flight: int = 0
     num_cached_tokens: int = -1
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
@@ -82,6 +121,11 @@ class Request:
     scheduled_time: float = 0.0
     first_token_time: float = 0.0
     last_token_time: float = 0.0
+
+    @property
+    def block_ids(self) -> list[int]:
+        """The block table of the first cache group, which never drops a block."""
+        return self.block_tables[0]
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -108,6 +108,7 @@ class Scheduler:
         self._waiting = RequestQueue()
         # A dict keeps admission order, gives the last one and removes any one, all in O(1).
         self._running: dict[str, Request] = {}
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._prefix_queries = 0
         self._prefix_hits = 0
 
@@ -233,6 +234,7 @@ class Scheduler:
         del self._requests[request.request_id]
         if request.status is RequestStatus.RUNNING:
             del self._running[request.request_id]
+            self._release_row(request)
         else:
             self._waiting.remove(request)
         self._kv.free(request)
@@ -279,6 +281,7 @@ class Scheduler:
         order and stops at the first victim it meets.
         """
         _, victim = self._running.popitem()
+        self._release_row(victim)
         self._kv.free(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.num_preemptions += 1
@@ -286,6 +289,10 @@ class Scheduler:
         self._waiting.push_preempted(victim)
         step.preempted.insert(0, victim)
         return victim
+
+    def _release_row(self, request: Request) -> None:
+        self._free_rows.append(request.batch_row)
+        request.batch_row = -1
 
     def _schedule_waiting(self, step: "_Step") -> None:
         while step.budget and self._waiting and len(self._running) < self.max_num_seqs:
@@ -301,6 +308,7 @@ class Scheduler:
                 return
             self._waiting.remove(request)
             self._running[request.request_id] = request
+            request.batch_row = self._free_rows.pop()
             request.status = RequestStatus.RUNNING
             if request.num_cached_tokens < 0:
                 self._record_first_scheduling(request, num_cached_tokens)

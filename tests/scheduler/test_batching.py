@@ -17,7 +17,7 @@ LAYOUT = BatchLayout(
 def make_request(prompt, output=(), block_ids=(), **fields) -> Request:
     request = Request("r", tuple(prompt), fields.pop("params", SamplingParams()), 16, **fields)
     request.output_token_ids = list(output)
-    request.block_ids = list(block_ids)
+    request.block_tables[0] = list(block_ids)
     return request
 
 
