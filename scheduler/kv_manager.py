@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
-from paged.scheduler.block_pool import BlockPool
+from paged.scheduler.block_pool import NULL_BLOCK, BlockPool
 from paged.scheduler.prefix_cache import extend_block_hashes
 from paged.scheduler.request import Request
 
@@ -110,5 +110,6 @@ class KVManager:
         """Register the blocks that are full once the first `end` tokens are computed."""
         num_full = min(end // self._pool.block_size, len(request.block_hashes))
         for index in range(request.num_published_blocks, num_full):
-            self._pool.register(request.block_ids[index], request.block_hashes[index])
+            parent = request.block_ids[index - 1] if index else NULL_BLOCK
+            self._pool.register(request.block_ids[index], request.block_hashes[index], parent)
             request.num_published_blocks = index + 1

@@ -178,6 +178,7 @@ class Scheduler:
         request.queued_time = self._clock()
         self._requests[request.request_id] = request
         self._waiting.push(request)
+        self.pool.policy.expect(request.request_id, request.block_hashes)
 
     def schedule(self) -> SchedulerOutput:
         """Choose the tokens of the next step and give them blocks.
@@ -237,6 +238,7 @@ class Scheduler:
             self._release_row(request)
         else:
             self._waiting.remove(request)
+            self.pool.policy.forget(request.request_id)
         self._kv.free(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
@@ -287,6 +289,7 @@ class Scheduler:
         victim.num_preemptions += 1
         # Victims come last first, so putting each in front keeps their order.
         self._waiting.push_preempted(victim)
+        self.pool.policy.expect(victim.request_id, victim.block_hashes)
         step.preempted.insert(0, victim)
         return victim
 
@@ -307,6 +310,8 @@ class Scheduler:
             if not self._kv.admit(request, num_tokens, cached_blocks):
                 return
             self._waiting.remove(request)
+            self.pool.policy.forget(request.request_id)
+            self.pool.policy.lookup(request.block_hashes, len(cached_blocks))
             self._running[request.request_id] = request
             request.batch_row = self._free_rows.pop()
             request.status = RequestStatus.RUNNING

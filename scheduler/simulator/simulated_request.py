@@ -65,6 +65,7 @@ def make_request(
         _PARAMS,
         traced.output_tokens,
         arrival_time=arrival_time,
+        priority=traced.priority,
         block_hashes=hashes[: num_prompt_tokens // block_size],
         pass_index=traced.pass_index,
         output_length=traced.output_tokens,
