@@ -115,6 +115,8 @@ class _Simulation:
                 self._now = max(self._now, self._next[1].arrival_seconds)
             else:
                 break
+        assert self._pool.num_free == self._pool.num_usable, "blocks have leaked"
+        assert self._held_blocks == self._awake_computed == self._sleeping.num_asleep == 0
         self._result.duration_seconds = self._now - started
         last_pass = max(self._passes, default=-1)
         self._result.passes = [self._passes.get(i, PassStats()) for i in range(last_pass + 1)]
