@@ -177,9 +177,7 @@ def main() -> None:
     args = parser.parse_args()
     names = args.policies.split(",")
     rows = list(itertools.product(TRACES, names, range(args.seeds)))
-    hits = {
-        row: hit_blocks(row[1], TRACES[row[0]](row[2])) for row in tqdm(rows, unit="trace")
-    }
+    hits = {row: hit_blocks(row[1], TRACES[row[0]](row[2])) for row in tqdm(rows, unit="trace")}
     print("| trace |", " | ".join(names), "|")
     print("|---" * (len(names) + 1) + "|")
     for trace, make in TRACES.items():

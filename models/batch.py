@@ -16,13 +16,13 @@ class ForwardBatch:
     Attributes:
       token_ids: `[num_tokens]`.
       positions: position of each token in its sequence, `[num_tokens]`.
-      attention: block tables, lengths and slots.
+      attention: block tables, lengths and slots, by cache group; the lengths are the same in all.
       logits_indices: token row whose logits sequence i needs (its last), `[num_seqs]`.
     """
 
     token_ids: Array  # [num_tokens]
     positions: Array  # [num_tokens]
-    attention: AttentionMetadata
+    attention: tuple[AttentionMetadata, ...]
     logits_indices: Array  # [num_seqs]
 
 

@@ -4,7 +4,7 @@ What the engine does not implement is refused here, before any weight is read, w
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
@@ -72,6 +72,8 @@ class ModelConfig:
       eos_token_ids: end-of-sequence ids that the config names.
       dtype: element type of the checkpoint ("bfloat16", "float16", "float32").
       attention_output_bias: the output projection of the attention has a bias.
+      layer_windows: sliding window of each layer in tokens, None for full attention; left out,
+        all attend fully.
     """
 
     architecture: str
@@ -92,6 +94,16 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "bfloat16"
     attention_output_bias: bool = False
+    layer_windows: tuple[int | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.layer_windows:
+            object.__setattr__(self, "layer_windows", (None,) * self.num_layers)
+        if len(self.layer_windows) != self.num_layers:
+            raise ValueError(
+                f"layer_windows has {len(self.layer_windows)} entries for num_layers="
+                f"{self.num_layers}; give one per layer."
+            )
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
@@ -106,6 +118,7 @@ class ModelConfig:
         """
         architecture = _architecture(config)
         _refuse_unimplemented(config, architecture)
+        num_layers = _positive_int(config, "num_hidden_layers")
         hidden_size = _positive_int(config, "hidden_size")
         num_q_heads = _positive_int(config, "num_attention_heads")
         num_kv_heads = _positive_int(config, "num_key_value_heads", default=num_q_heads)
@@ -125,7 +138,7 @@ class ModelConfig:
             vocab_size=_positive_int(config, "vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=_positive_int(config, "intermediate_size"),
-            num_layers=_positive_int(config, "num_hidden_layers"),
+            num_layers=num_layers,
             num_q_heads=num_q_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
@@ -136,6 +149,7 @@ class ModelConfig:
             bos_token_id=config.get("bos_token_id"),
             eos_token_ids=_eos_token_ids(config),
             dtype=_dtype(config),
+            layer_windows=_WINDOWS[architecture](config, num_layers),
             **_BIASES[architecture](config),
         )
 
@@ -153,9 +167,72 @@ def _qwen2_biases(_config: Mapping[str, Any]) -> dict[str, bool]:
     return {"attention_bias": True}  # Not in the config: Qwen2 always has them, on q, k and v only.
 
 
+def _no_biases(_config: Mapping[str, Any]) -> dict[str, bool]:
+    return {}
+
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def _llama_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    window = config.get("sliding_window")
+    if window is not None and config.get("use_sliding_window", True):
+        raise UnsupportedModelError(
+            f"sliding_window={window} is not implemented for LlamaForCausalLM; "
+            "only full attention is."
+        )
+    return _windows_by_layer(config, None, [_FULL] * num_layers)
+
+
+def _qwen2_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    # Qwen2 configs name a window and turn it off; its first layers attend fully even if it is on.
+    if not config.get("use_sliding_window", False):
+        return _windows_by_layer(config, None, [_FULL] * num_layers)
+    window = _positive_int(config, "sliding_window", default=4096)
+    num_full = 0
+    if config.get("max_window_layers") != 0:
+        num_full = min(_positive_int(config, "max_window_layers", default=28), num_layers)
+    defaults = [_FULL] * num_full + [_SLIDING] * (num_layers - num_full)
+    return _windows_by_layer(config, window, defaults)
+
+
+def _mistral_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    # An absent key is the window of the first Mistral; later ones say null.
+    if config.get("sliding_window", 4096) is None:
+        return _windows_by_layer(config, None, [_FULL] * num_layers)
+    window = _positive_int(config, "sliding_window", default=4096)
+    return _windows_by_layer(config, window, [_SLIDING] * num_layers)
+
+
+def _windows_by_layer(
+    config: Mapping[str, Any], window: int | None, defaults: Sequence[str]
+) -> tuple[int | None, ...]:
+    """Return the sliding window of each layer by `layer_types`, or by `defaults` without them."""
+    layer_types = config.get("layer_types") or defaults
+    unknown = sorted({str(kind) for kind in layer_types} - {_FULL, _SLIDING})
+    if unknown or (_SLIDING in layer_types and window is None):
+        raise UnsupportedModelError(
+            f"layer_types with {', '.join(unknown or [_SLIDING])} are not implemented for a model "
+            f"with sliding_window={window}; only full_attention is, and sliding_attention where "
+            "the config turns a window on."
+        )
+    if len(layer_types) != len(defaults):
+        raise CheckpointError(
+            f"layer_types of the model's config has {len(layer_types)} entries for "
+            f"{len(defaults)} layers; the checkpoint is damaged, fetch it again."
+        )
+    return tuple(window if kind == _SLIDING else None for kind in layer_types)
+
+
 _BIASES: dict[str, Callable[[Mapping[str, Any]], dict[str, bool]]] = {
     "LlamaForCausalLM": _llama_biases,
+    "MistralForCausalLM": _no_biases,
     "Qwen2ForCausalLM": _qwen2_biases,
+}
+_WINDOWS: dict[str, Callable[[Mapping[str, Any], int], tuple[int | None, ...]]] = {
+    "LlamaForCausalLM": _llama_windows,
+    "MistralForCausalLM": _mistral_windows,
+    "Qwen2ForCausalLM": _qwen2_windows,
 }
 SUPPORTED_ARCHITECTURES = tuple(_BIASES)
 """Names that `ModelConfig.from_hf` accepts; the keys of `registry.ARCHITECTURES`."""
@@ -189,19 +266,6 @@ def _refuse_unimplemented(config: Mapping[str, Any], architecture: str) -> None:
     if activation not in ("silu", "swish"):
         raise UnsupportedModelError(
             f"hidden_act={activation!r} is not implemented for {architecture}; supported: silu."
-        )
-    window = config.get("sliding_window")
-    # Qwen2 configs name a window and turn it off; llama has no such switch.
-    if window is not None and config.get("use_sliding_window", architecture != "Qwen2ForCausalLM"):
-        raise UnsupportedModelError(
-            f"sliding_window={window} is not implemented for {architecture}; "
-            "only full attention is."
-        )
-    layer_types = sorted(set(config.get("layer_types") or ()) - {"full_attention"})
-    if layer_types:
-        raise UnsupportedModelError(
-            f"layer_types with {', '.join(map(str, layer_types))} are not implemented for "
-            f"{architecture}; only full_attention is."
         )
 
 

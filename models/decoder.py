@@ -4,11 +4,14 @@ Families differ from it by configuration (biases, tied head, rotary scaling), no
 are unrolled, and each keeps its own cache array, so that a donated cache is updated in place.
 """
 
+from typing import NamedTuple
+
 import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
 from paged.attention import AttentionPlan, plan_attention, ragged_paged_attention
+from paged.cache_groups import CacheGroup, one_group
 from paged.kv_write import write_kv
 from paged.metadata import AttentionMetadata
 from paged.models.batch import ForwardBatch
@@ -21,8 +24,15 @@ class Attention(nnx.Module):
     """Grouped-query attention with rotary embedding over one layer of the paged cache."""
 
     def __init__(
-        self, config: ModelConfig, *, dtype: str, attention_backend: str, rngs: nnx.Rngs
+        self,
+        config: ModelConfig,
+        *,
+        sliding_window: int | None,
+        dtype: str,
+        attention_backend: str,
+        rngs: nnx.Rngs,
     ) -> None:
+        self.sliding_window = sliding_window
         self.attention_backend = attention_backend
         q_axes = {"q_heads": config.num_q_heads, "head_dim": config.head_dim}
         kv_axes = {"kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
@@ -66,6 +76,7 @@ class Attention(nnx.Module):
             metadata.block_tables,
             metadata.seq_lens,
             metadata.query_start_loc,
+            sliding_window=self.sliding_window,
             backend=backend,
             plan=plan,
         )
@@ -95,12 +106,22 @@ class DecoderLayer(nnx.Module):
     """Attention and MLP, each behind a norm and added to the residual stream."""
 
     def __init__(
-        self, config: ModelConfig, *, dtype: str, attention_backend: str, rngs: nnx.Rngs
+        self,
+        config: ModelConfig,
+        *,
+        sliding_window: int | None,
+        dtype: str,
+        attention_backend: str,
+        rngs: nnx.Rngs,
     ) -> None:
         size, epsilon = config.hidden_size, config.rms_norm_eps
         self.attention_norm = RMSNorm(size, epsilon=epsilon, dtype=dtype)
         self.attention = Attention(
-            config, dtype=dtype, attention_backend=attention_backend, rngs=rngs
+            config,
+            sliding_window=sliding_window,
+            dtype=dtype,
+            attention_backend=attention_backend,
+            rngs=rngs,
         )
         self.mlp_norm = RMSNorm(size, epsilon=epsilon, dtype=dtype)
         self.mlp = MLP(config, dtype=dtype, rngs=rngs)
@@ -122,6 +143,13 @@ class DecoderLayer(nnx.Module):
         return x + self.mlp(self.mlp_norm(x)), kv_cache
 
 
+class _CachePlace(NamedTuple):
+    """Where a layer's keys and values lie: its cache group, and its array of the cache."""
+
+    group: int
+    array: int
+
+
 class DecoderLM(nnx.Module):
     """Embedding, decoder layers, final norm and head.
 
@@ -129,19 +157,38 @@ class DecoderLM(nnx.Module):
       config: shape of the model.
       dtype: element type of parameters and activations.
       attention_backend: name that the two cache ops are called with.
+      cache_groups: which layers share block tables; None: all of them.
       rngs: source of the initial parameters; checkpoints replace them.
     """
 
     def __init__(
-        self, config: ModelConfig, *, dtype: str, attention_backend: str, rngs: nnx.Rngs
+        self,
+        config: ModelConfig,
+        *,
+        dtype: str,
+        attention_backend: str,
+        cache_groups: tuple[CacheGroup, ...] | None = None,
+        rngs: nnx.Rngs,
     ) -> None:
         self.config = config
         self.attention_backend = attention_backend
+        places = {
+            layer: _CachePlace(group, array)
+            for group, members in enumerate(cache_groups or one_group(config.num_layers))
+            for array, layer in enumerate(members.layers)
+        }
+        self.cache_places = tuple(places[layer] for layer in range(config.num_layers))
         size, vocab_size = config.hidden_size, config.vocab_size
         self.embed = Embed(vocab_size, size, dtype=dtype, rngs=rngs)
         self.layers = nnx.List(
-            DecoderLayer(config, dtype=dtype, attention_backend=attention_backend, rngs=rngs)
-            for _ in range(config.num_layers)
+            DecoderLayer(
+                config,
+                sliding_window=window,
+                dtype=dtype,
+                attention_backend=attention_backend,
+                rngs=rngs,
+            )
+            for window in config.layer_windows
         )
         self.norm = RMSNorm(size, epsilon=config.rms_norm_eps, dtype=dtype)
         tied = config.tie_word_embeddings
@@ -153,21 +200,35 @@ class DecoderLM(nnx.Module):
         """Return the hidden states after the final norm, and the updated cache arrays."""
         cos_sin = rope_cos_sin(batch.positions, self.config.rope, self.config.head_dim)
         x = self.embed(batch.token_ids)
-        plan = plan_attention(
-            batch.attention.block_tables,
-            batch.attention.seq_lens,
-            batch.attention.query_start_loc,
-            num_tokens=x.shape[0],
+        plans: dict[tuple[int, int | None], AttentionPlan] = {}
+        arrays = list(kv_layers)
+        for layer, place in zip(self.layers, self.cache_places, strict=True):
+            metadata = batch.attention[place.group]
+            window = layer.attention.sliding_window
+            plan = plans.get((place.group, window))
+            if plan is None:
+                plan = self._plan_attention(metadata, x.shape[0], arrays[0].shape[3], window)
+                plans[place.group, window] = plan
+            x, arrays[place.array] = _apply_layer(
+                layer, x, arrays[place.array], cos_sin, metadata, plan
+            )
+        return self.norm(x), tuple(arrays)
+
+    def _plan_attention(
+        self, metadata: AttentionMetadata, num_tokens: int, block_size: int, window: int | None
+    ) -> AttentionPlan:
+        """Return what layers of one cache group and one window share."""
+        return plan_attention(
+            metadata.block_tables,
+            metadata.seq_lens,
+            metadata.query_start_loc,
+            num_tokens=num_tokens,
             num_q_heads=self.config.num_q_heads,
             num_kv_heads=self.config.num_kv_heads,
-            block_size=kv_layers[0].shape[3],
+            block_size=block_size,
+            sliding_window=window,
             backend=self.attention_backend,
         )
-        updated = []
-        for layer, kv_cache in zip(self.layers, kv_layers, strict=True):
-            x, kv_cache = _apply_layer(layer, x, kv_cache, cos_sin, batch.attention, plan)
-            updated.append(kv_cache)
-        return self.norm(x), tuple(updated)
 
     def logits(self, hidden: Float[Array, "n hidden"]) -> Float[Array, "n vocab_size"]:
         """Return float32 logits of rows of the final hidden states."""

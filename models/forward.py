@@ -7,6 +7,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
+from paged.cache_groups import CacheGroup
 from paged.kv_cache import KVCache
 from paged.kv_write import write_token_ids
 from paged.models.batch import ForwardBatch
@@ -33,7 +34,7 @@ def forward(
       garbage), and the cache with this step's keys, values and token ids.
     """
     model = nnx.merge(graphdef, params)
-    slots = batch.attention.slot_mapping
+    slots = batch.attention[0].slot_mapping
     token_ids = write_token_ids(kv_cache.token_ids, batch.token_ids, slots)
     hidden, layers = model(batch, kv_cache.layers)
     return hidden, KVCache(layers, token_ids)
@@ -47,7 +48,11 @@ def compute_logits(
 
 
 def abstract_model(
-    config: ModelConfig, *, dtype: str, attention_backend: str = "auto"
+    config: ModelConfig,
+    *,
+    dtype: str,
+    attention_backend: str = "auto",
+    cache_groups: tuple[CacheGroup, ...] | None = None,
 ) -> tuple[GraphDef, nnx.State[Any, Any]]:
     """Return the structure of a model and the shapes of its parameters; no memory is used.
 
@@ -55,6 +60,7 @@ def abstract_model(
       config: shape of the model.
       dtype: element type of parameters and activations, see `resolve_dtype`.
       attention_backend: name that the two cache ops are called with.
+      cache_groups: which layers share block tables; None: all of them.
 
     Returns:
       The graph definition, and a state of `jax.ShapeDtypeStruct` whose variables carry the logical
@@ -63,7 +69,13 @@ def abstract_model(
     build = ARCHITECTURES[config.architecture].build
 
     def create() -> DecoderLM:
-        return build(config, dtype=dtype, attention_backend=attention_backend, rngs=nnx.Rngs(0))
+        return build(
+            config,
+            dtype=dtype,
+            attention_backend=attention_backend,
+            cache_groups=cache_groups,
+            rngs=nnx.Rngs(0),
+        )
 
     graphdef, state = nnx.split(nnx.eval_shape(create))
     return graphdef, state

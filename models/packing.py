@@ -5,8 +5,9 @@ all of them into one buffer and the compiled step slices it apart again. Both si
 offsets from the same frozen layout, which is also the static shape the step is compiled for.
 """
 
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import jax
@@ -28,6 +29,17 @@ _FLOAT_COLUMNS = (
 )
 _INT_COLUMNS = ("top_k", "seed_high", "seed_low", "num_prompt_tokens", "only_edits")
 SAMPLING_COLUMNS = (*_FLOAT_COLUMNS, *_INT_COLUMNS)
+
+NO_ROW = np.iinfo(np.int32).max
+"""Batch row of a sequence whose sample nobody keeps; past the end of every array of rows."""
+
+
+def in_flight[T: (int, np.ndarray, Array)](batch_row: T) -> T:
+    """Return the token id that stands for the sample which the device keeps for a batch row.
+
+    All such ids are negative, and the function is its own inverse.
+    """
+    return -1 - batch_row
 
 
 def sampling_row(
@@ -58,6 +70,9 @@ def sampling_row(
     )
 
 
+_GREEDY = sampling_row()
+
+
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
     """Static shapes of one step and the place of each field in its packed array.
@@ -68,6 +83,15 @@ class BatchLayout:
       max_blocks_per_seq: width of the block tables.
       max_logit_edits: logit edits per sequence.
       vocab_size: an edit id of this value or more is unused.
+      num_groups: cache groups, each with block tables and slots of its own
+        (docs/decisions/0017).
+
+    Fields, by the name in `views` (int32; floats by their bits): `seq_lens`, `block_tables`,
+    `sampling`, `edit_ids`, `edit_values`, `wants_logprobs`, `query_start_loc`, `logits_indices`,
+    `token_ids`, `positions` and `slot_mapping` as in `ForwardBatch` and `SamplingBatch`;
+    `block_tables.1`, `slot_mapping.1` and so on of the further groups; and `sampled_rows`, the
+    batch row that keeps each sequence's sample for a later step, or `NO_ROW`. A token id may also
+    be `in_flight(batch_row)`.
     """
 
     num_tokens: int
@@ -75,11 +99,13 @@ class BatchLayout:
     max_blocks_per_seq: int
     max_logit_edits: int
     vocab_size: int
+    num_groups: int = 1
 
     def _row_fields(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The fields by sequence: they come first, as the sampler reads them alone."""
         yield "seq_lens", (self.num_seqs,)
-        yield "block_tables", (self.num_seqs, self.max_blocks_per_seq)
+        yield group_field("block_tables", 0), (self.num_seqs, self.max_blocks_per_seq)
+        yield "sampled_rows", (self.num_seqs,)
         yield "sampling", (self.num_seqs, len(SAMPLING_COLUMNS))
         yield "edit_ids", (self.num_seqs, self.max_logit_edits)
         yield "edit_values", (self.num_seqs, self.max_logit_edits)
@@ -91,38 +117,55 @@ class BatchLayout:
         yield "logits_indices", (self.num_seqs,)
         yield "token_ids", (self.num_tokens,)
         yield "positions", (self.num_tokens,)
-        yield "slot_mapping", (self.num_tokens,)
+        yield group_field("slot_mapping", 0), (self.num_tokens,)
+        for group in range(1, self.num_groups):
+            yield group_field("block_tables", group), (self.num_seqs, self.max_blocks_per_seq)
+            yield group_field("slot_mapping", group), (self.num_tokens,)
 
     @property
     def size(self) -> int:
         """Length of the packed array, in int32 words."""
-        return sum(math.prod(shape) for _, shape in self._fields())
+        return sum(math.prod(shape) for _, shape in _places(self).values())
 
     @property
     def rows_size(self) -> int:
         """Length of its first part, which the sampler reads; independent of `num_tokens`."""
         return sum(math.prod(shape) for _, shape in self._row_fields())
 
+    def view(self, packed: np.ndarray, name: str) -> np.ndarray:
+        """Return a writable view of one field of `packed`, int32 `[size]`."""
+        place, shape = _places(self)[name]
+        return packed[place].reshape(shape)
+
     def views(self, packed: np.ndarray) -> dict[str, np.ndarray]:
         """Return writable views of the fields of `packed`, int32 `[size]`, by name."""
-        return _slice(self._fields(), packed, lambda field, shape: field.reshape(shape))
+        return {
+            name: packed[place].reshape(shape) for name, (place, shape) in _places(self).items()
+        }
 
     def empty(self) -> np.ndarray:
-        """Return a packed array of nothing but padding: greedy rows of length 0."""
+        """Return a packed array of nothing but padding: greedy rows of length 0.
+
+        Fresh zeros come from the system and cost nothing until they are touched, so little
+        else is written here.
+        """
         packed = np.zeros(self.size, np.int32)
-        views = self.views(packed)
-        views["sampling"][:] = sampling_row()
-        views["edit_ids"][:] = self.vocab_size
+        self.view(packed, "sampled_rows")[:] = NO_ROW
+        self.view(packed, "sampling")[:] = _GREEDY
+        self.view(packed, "edit_ids")[:] = self.vocab_size
         return packed
 
     def unpack_forward(self, packed: Array) -> ForwardBatch:
         """Slice the traced int32 `[size]` array into the model's batch."""
-        fields = _slice(self._fields(), packed, jnp.reshape)
-        attention = AttentionMetadata(
-            block_tables=fields["block_tables"],
-            seq_lens=fields["seq_lens"],
-            query_start_loc=fields["query_start_loc"],
-            slot_mapping=fields["slot_mapping"],
+        fields = self._slice(packed)
+        attention = tuple(
+            AttentionMetadata(
+                block_tables=fields[group_field("block_tables", group)],
+                seq_lens=fields["seq_lens"],
+                query_start_loc=fields["query_start_loc"],
+                slot_mapping=fields[group_field("slot_mapping", group)],
+            )
+            for group in range(self.num_groups)
         )
         return ForwardBatch(
             token_ids=fields["token_ids"],
@@ -131,14 +174,15 @@ class BatchLayout:
             logits_indices=fields["logits_indices"],
         )
 
-    def unpack_sampling(self, rows: Array) -> tuple[SamplingBatch, Array, Array]:
+    def unpack_sampling(self, rows: Array) -> tuple[SamplingBatch, Array, Array, Array]:
         """Slice the traced int32 `[rows_size]` array into what the sampler needs.
 
         Returns:
-          The sampler's batch, `block_tables [num_seqs, max_blocks_per_seq]` and
-          `seq_lens [num_seqs]`.
+          The sampler's batch; of the first cache group, which never drops a block,
+          `block_tables [num_seqs, max_blocks_per_seq]`; `seq_lens [num_seqs]`; and
+          `sampled_rows [num_seqs]`.
         """
-        fields = _slice(self._row_fields(), rows, jnp.reshape)
+        fields = self._slice(rows)
         column = {name: fields["sampling"][:, i] for i, name in enumerate(SAMPLING_COLUMNS)}
         for name in _FLOAT_COLUMNS:
             column[name] = _bits_to_float(column[name])
@@ -150,22 +194,32 @@ class BatchLayout:
             wants_logprobs=fields["wants_logprobs"],
             **column,
         )
-        return sampling, fields["block_tables"], fields["seq_lens"]
+        return sampling, fields["block_tables"], fields["seq_lens"], fields["sampled_rows"]
+
+    def _slice(self, packed: Array) -> dict[str, Array]:
+        """Slice a traced packed array, or its first part, into fields."""
+        return {
+            name: jnp.reshape(packed[place], shape)
+            for name, (place, shape) in _places(self).items()
+            if place.stop <= packed.shape[0]
+        }
+
+
+def group_field(name: str, group: int) -> str:
+    """Return the name of a cache group's own `block_tables` or `slot_mapping`."""
+    return name if group == 0 else f"{name}.{group}"
+
+
+@functools.lru_cache(maxsize=256)
+def _places(layout: BatchLayout) -> Mapping[str, tuple[slice, tuple[int, ...]]]:
+    """Return where each field lies in the packed array, and its shape."""
+    places, offset = {}, 0
+    for name, shape in layout._fields():
+        size = math.prod(shape)
+        places[name] = slice(offset, offset + size), shape
+        offset += size
+    return places
 
 
 def _bits_to_float(bits: Array) -> Array:
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
-
-
-def _slice[T: (np.ndarray, Array)](
-    layout: Iterator[tuple[str, tuple[int, ...]]],
-    packed: T,
-    reshape: Callable[[T, tuple[int, ...]], T],
-) -> dict[str, T]:
-    fields: dict[str, T] = {}
-    offset = 0
-    for name, shape in layout:
-        size = math.prod(shape)
-        fields[name] = reshape(packed[offset : offset + size], shape)
-        offset += size
-    return fields

@@ -27,7 +27,7 @@ class Architecture:
     """What the engine knows about one name in `architectures` of a config.
 
     Attributes:
-      build: called as `build(config, dtype=..., attention_backend=..., rngs=...)`.
+      build: called as `DecoderLM` is.
       weight_rules: one row per parameter that some config of this architecture has.
     """
 
@@ -60,5 +60,6 @@ _DECODER_RULES = (
 
 ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture(DecoderLM, _DECODER_RULES),
+    "MistralForCausalLM": Architecture(DecoderLM, _DECODER_RULES),
     "Qwen2ForCausalLM": Architecture(DecoderLM, _DECODER_RULES),
 }

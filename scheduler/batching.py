@@ -1,13 +1,27 @@
 """`build_batch`: messages in, one packed array of a static shape out; pure numpy."""
 
+from typing import NamedTuple
+
 import numpy as np
 
-from paged.models.packing import BatchLayout, sampling_row
+from paged.models.packing import BatchLayout, group_field, in_flight
 from paged.scheduler.output import ScheduledRequest, SchedulerOutput
 from paged.scheduler.request import Request
+from paged.scheduler.row_table import RowTable
 
 
-def build_batch(output: SchedulerOutput, layout: BatchLayout, block_size: int) -> np.ndarray:
+class _Sequences(NamedTuple):
+    """The scheduled requests by sequence row; arrays are `[num_seqs]`."""
+
+    requests: tuple[Request, ...]
+    batch_rows: np.ndarray
+    last_positions: np.ndarray  # of the step's last token
+    last_tokens: np.ndarray  # its token row
+
+
+def build_batch(
+    output: SchedulerOutput, layout: BatchLayout, table: RowTable, block_size: int
+) -> np.ndarray:
     """Return the packed inputs of one step, int32 `[layout.size]`.
 
     Sequence row i belongs to `output.scheduled[i]`. Padding token rows write to slot 0 of the null
@@ -17,73 +31,113 @@ def build_batch(output: SchedulerOutput, layout: BatchLayout, block_size: int) -
     Args:
       output: the step; its requests' block tables already cover the scheduled tokens.
       layout: static shapes, large enough for the step.
+      table: the requests' arrays by batch row; brought up to date here.
       block_size: tokens per block.
     """
     packed = layout.empty()
     views = layout.views(packed)
-    query_start_loc = views["query_start_loc"]
-    row = 0
-    for i, scheduled in enumerate(output.scheduled):
-        row = _fill_tokens(views, scheduled, row, i, block_size)
-        query_start_loc[i + 1] = row
-        _fill_sampling(views, scheduled, i)
-    query_start_loc[len(output.scheduled) + 1 :] = row
+    requests, starts, counts, samples, inputs_in_flight = zip(*output.scheduled, strict=True)
+    num_seqs = len(requests)
+    num_tokens = np.array(counts, np.int32)
+    stops = np.array(starts, np.int32) + num_tokens
+    token_stops = num_tokens.cumsum()
+    seqs = _Sequences(
+        requests=requests,
+        batch_rows=np.array([request.batch_row for request in requests]),
+        last_positions=stops - 1,
+        last_tokens=token_stops - 1,
+    )
+    num_blocks = seqs.last_positions // block_size + 1
+    table.refresh(requests, seqs.batch_rows, num_blocks)
+
+    views["seq_lens"][:num_seqs] = stops
+    views["query_start_loc"][1 : num_seqs + 1] = token_stops
+    views["query_start_loc"][num_seqs + 1 :] = output.num_tokens
+    views["logits_indices"][:num_seqs] = seqs.last_tokens
+    width = num_blocks.max()
+    for group, tables in enumerate(table.block_tables):
+        live = tables[seqs.batch_rows, :width]
+        views[group_field("block_tables", group)][:num_seqs, :width] = live
+
+    if output.num_tokens > num_seqs:
+        for i in np.flatnonzero(num_tokens > 1).tolist():
+            _fill_first_tokens(
+                views, output.scheduled[i], int(seqs.last_tokens[i]), table, block_size
+            )
+    _fill_last_tokens(views, seqs, inputs_in_flight, table, block_size)
+    _fill_sampling(views, seqs, np.flatnonzero(samples), table)
     return packed
 
 
-def _fill_tokens(
-    views: dict[str, np.ndarray], scheduled: ScheduledRequest, row: int, i: int, block_size: int
-) -> int:
-    """Write the tokens of sequence i from `row` on; return the row after them."""
+def _fill_first_tokens(
+    views: dict[str, np.ndarray],
+    scheduled: ScheduledRequest,
+    last_token: int,
+    table: RowTable,
+    block_size: int,
+) -> None:
+    """Write all tokens of a chunk but its last, whose token row is `last_token`."""
     request, start = scheduled.request, scheduled.start
-    stop, end_row = start + scheduled.num_tokens, row + scheduled.num_tokens
-    blocks = np.asarray(request.block_ids, np.int32)
-    views["block_tables"][i, : len(blocks)] = blocks
-    views["seq_lens"][i] = stop
-    views["logits_indices"][i] = end_row - 1
-    if scheduled.num_tokens == 1:  # a decode: scalars are several times cheaper than arrays
-        views["token_ids"][row] = request.tokens(start, stop)[0]
-        views["positions"][row] = start
-        slot = request.block_ids[start // block_size] * block_size + start % block_size
-        views["slot_mapping"][row] = slot
-        return end_row
+    stop = start + scheduled.num_tokens - 1
+    token_rows = slice(last_token - (stop - start), last_token)
     positions = np.arange(start, stop, dtype=np.int32)
-    views["token_ids"][row:end_row] = request.tokens(start, stop)
-    views["positions"][row:end_row] = positions
-    slots = blocks[positions // block_size] * block_size + positions % block_size
-    views["slot_mapping"][row:end_row] = slots
-    return end_row
+    views["token_ids"][token_rows] = request.tokens(start, stop)
+    views["positions"][token_rows] = positions
+    blocks, offsets = np.divmod(positions, block_size)
+    for group, tables in enumerate(table.block_tables):
+        slots = tables[request.batch_row, blocks] * block_size + offsets
+        views[group_field("slot_mapping", group)][token_rows] = slots
 
 
-def _fill_sampling(views: dict[str, np.ndarray], scheduled: ScheduledRequest, i: int) -> None:
-    """Write the sampling parameters of sequence i; a row that does not sample stays greedy."""
-    request = scheduled.request
-    if not scheduled.samples:
-        return
-    if request.sampling_row is None:
-        request.sampling_row = _make_row(request)
-    views["sampling"][i] = request.sampling_row
-    if request.params.logprobs is not None:
-        views["wants_logprobs"][0] = 1
-    if request.logit_edits is not None:
-        edits = request.logit_edits.at(request.output_token_ids)
+def _fill_last_tokens(
+    views: dict[str, np.ndarray],
+    seqs: _Sequences,
+    inputs_in_flight: tuple[bool, ...],
+    table: RowTable,
+    block_size: int,
+) -> None:
+    """Write the last token of every sequence, which of a decode is the only one."""
+    views["token_ids"][seqs.last_tokens] = _last_token_ids(seqs, inputs_in_flight, table)
+    views["positions"][seqs.last_tokens] = seqs.last_positions
+    blocks, offsets = np.divmod(seqs.last_positions, block_size)
+    for group, tables in enumerate(table.block_tables):
+        slots = tables[seqs.batch_rows, blocks] * block_size + offsets
+        views[group_field("slot_mapping", group)][seqs.last_tokens] = slots
+
+
+def _last_token_ids(
+    seqs: _Sequences, inputs_in_flight: tuple[bool, ...], table: RowTable
+) -> np.ndarray:
+    """Return the last token id of every sequence, or what stands for it."""
+    if all(inputs_in_flight):
+        return in_flight(seqs.batch_rows)
+    # An index into the output or, where it is negative, into the prompt from its end.
+    indices = seqs.last_positions - table.num_prompt_tokens[seqs.batch_rows]
+    token_ids = [
+        in_flight(request.batch_row)
+        if is_in_flight
+        else (request.output_token_ids if i >= 0 else request.prompt_token_ids)[i]
+        for request, i, is_in_flight in zip(
+            seqs.requests, indices.tolist(), inputs_in_flight, strict=True
+        )
+    ]
+    return np.array(token_ids, np.int32)
+
+
+def _fill_sampling(
+    views: dict[str, np.ndarray], seqs: _Sequences, sampling: np.ndarray, table: RowTable
+) -> None:
+    """Write the parameters of the sequences `sampling`; the others stay greedy and keep nothing."""
+    batch_rows = seqs.batch_rows[sampling]
+    views["sampled_rows"][sampling] = batch_rows
+    views["sampling"][sampling] = table.sampling[batch_rows]
+    views["wants_logprobs"][0] = table.wants_logprobs[batch_rows].any()
+    for i in sampling[table.has_edits[batch_rows]].tolist():
+        request = seqs.requests[i]
+        assert request.logit_edits is not None
+        known = request.output_token_ids
+        num_outputs = int(seqs.last_positions[i]) + 1 - request.num_prompt_tokens
+        edits = request.logit_edits.at(known, num_outputs - len(known))
         views["edit_ids"][i, : len(edits)] = [token_id for token_id, _ in edits]
         values = np.array([value for _, value in edits], np.float32)
         views["edit_values"][i, : len(edits)] = values.view(np.int32)
-
-
-def _make_row(request: Request) -> np.ndarray:
-    """Return a request's sampling parameters for the device; they hold for all of its steps."""
-    params = request.params
-    return sampling_row(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        top_k=params.top_k,
-        seed=request.seed,
-        num_prompt_tokens=request.num_prompt_tokens,
-        only_edits=request.logit_edits is not None and request.logit_edits.only_edits,
-    )

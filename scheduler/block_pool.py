@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
 
 from paged.scheduler.cache_events import AllBlocksCleared, BlockRemoved, CacheEvents
 from paged.scheduler.eviction.policy import EvictionPolicy
@@ -71,7 +72,7 @@ class BlockPool:
         # Blocks by their parent's key. Unless the policy needs it, kept only once it was asked for.
         self._children = None if self.policy.is_closed else HashIndex()
         # From a victim that others follow on, down to the deepest of them; see `_deepest`.
-        self._path: list[tuple[int, bytes | None]] = []
+        self._path: list[tuple[int, bytes]] = []
 
     @property
     def num_usable(self) -> int:
@@ -169,9 +170,10 @@ class BlockPool:
         Raises: RuntimeError for a block that is neither referenced nor cached.
         """
         block_ids = list(block_ids)
-        ref_counts = self._ref_counts
+        ref_counts, num_blocks = self._ref_counts, self.num_blocks
         for block_id in block_ids:
-            self._check_owned_id(block_id)
+            if not NULL_BLOCK < block_id < num_blocks:
+                self._refuse_id(block_id)
             if not ref_counts[block_id]:
                 if self._hashes[block_id] is None:
                     raise RuntimeError(f"block {block_id} is free and not cached: cannot touch it.")
@@ -187,11 +189,12 @@ class BlockPool:
 
         Raises: RuntimeError for a block that is already free, or that no request can hold.
         """
-        ref_counts, hashes = self._ref_counts, self._hashes
+        ref_counts, hashes, num_blocks = self._ref_counts, self._hashes, self.num_blocks
         released: list[int] = []
         blank: list[int] = []
         for block_id in block_ids:
-            self._check_owned_id(block_id)
+            if not NULL_BLOCK < block_id < num_blocks:
+                self._refuse_id(block_id)
             left = ref_counts[block_id] - 1
             if left < 0:
                 raise RuntimeError(f"block {block_id} is already free: freed twice.")
@@ -218,13 +221,15 @@ class BlockPool:
         """
         if not self.enable_caching:
             return
-        self._check_owned_id(block_id)
-        hashes = self._hashes
+        hashes, num_blocks = self._hashes, self.num_blocks
+        if not NULL_BLOCK < block_id < num_blocks:
+            self._refuse_id(block_id)
         if not self._ref_counts[block_id] or hashes[block_id] is not None:
             raise RuntimeError(f"block {block_id} is free or has a hash: cannot register it.")
         parent_key = None
         if parent != NULL_BLOCK:
-            self._check_owned_id(parent)
+            if not NULL_BLOCK < parent < num_blocks:
+                self._refuse_id(parent)
             if not self._ref_counts[parent]:
                 raise RuntimeError(f"parent={parent} of block {block_id} is free: hold it, too.")
             parent_key = hashes[parent]
@@ -242,7 +247,7 @@ class BlockPool:
 
         Raises: RuntimeError if the block is free.
         """
-        self._check_owned_id(block_id)
+        self._check_id(block_id)
         if not self._ref_counts[block_id]:
             raise RuntimeError(f"block {block_id} is free: evict its content instead.")
         self._forget([block_id])
@@ -254,7 +259,7 @@ class BlockPool:
         """
         block_ids = list(block_ids)
         for block_id in block_ids:
-            self._check_owned_id(block_id)
+            self._check_id(block_id)
         self._forget(block_ids)
 
     def pin(self, block_ids: Sequence[int]) -> None:
@@ -264,7 +269,7 @@ class BlockPool:
         """
         kept = {self._hashes[block_id] for block_id in self._pins}
         for block_id in block_ids:
-            self._check_owned_id(block_id)
+            self._check_id(block_id)
             if self._hashes[block_id] is None:
                 raise RuntimeError(f"block {block_id} is not cached: cannot pin it.")
             if self._parents[block_id] is not None and self._parents[block_id] not in kept:
@@ -323,30 +328,38 @@ class BlockPool:
 
     def _take_victims(self, count: int) -> list[int]:
         """Remove the content of `count` released blocks; the caller makes them referenced."""
-        index, hashes, policy = self._index, self._hashes, self.policy
-        is_watched = self.events.is_active or self.on_evict is not None
-        lost: list[bytes] = []
-        block_ids = policy.victims(count) if policy.is_closed else []
-        for i in range(count):
-            if policy.is_closed:
-                block_id = block_ids[i]
-            else:
-                block_id = self._deepest(policy.victim())
-                policy.drop(block_id)
+        if self.policy.is_closed:
+            block_ids = self.policy.victims(count)
+            keys = [self._drop_content(block_id) for block_id in block_ids]
+        else:
+            block_ids, keys = [], []
+            for _ in range(count):
+                block_id = self._deepest(self.policy.victim())
+                self.policy.drop(block_id)
                 block_ids.append(block_id)
-            key = hashes[block_id]
-            assert key is not None, "a policy named a block without content"
-            hashes[block_id] = None
-            index.remove(key, block_id)
-            if self._children is not None:
-                self._leave_parent(block_id)
-            if is_watched and key not in index:
-                lost.append(key)
-                if self.on_evict is not None:
-                    self.on_evict(block_id, key)
+                keys.append(self._drop_content(block_id))
         self._num_released -= count
-        self._emit_removed(lost)
+        if self.on_evict is not None or self.events.is_active:
+            # Of two blocks with the same content that go together, the latter one tells.
+            pairs = zip(block_ids, keys, strict=True)
+            lost = {key: block_id for block_id, key in pairs if key not in self._index}
+            if self.on_evict is not None:
+                for key, block_id in lost.items():
+                    self.on_evict(block_id, key)
+            self._emit_removed(list(lost))
         return block_ids
+
+    def _drop_content(self, block_id: int) -> bytes:
+        """Make the block's content unfindable; return its key."""
+        key = self._hashes[block_id]
+        assert key is not None, "no content to drop"
+        self._hashes[block_id] = None
+        self._index.remove(key, block_id)
+        if self._children is not None:
+            parent_key = self._parents[block_id]
+            if parent_key is not None:
+                self._children.remove(parent_key, block_id)
+        return key
 
     def _deepest(self, block_id: int) -> int:
         """Return the victim, or if content follows on it, the last block of what follows.
@@ -354,21 +367,25 @@ class BlockPool:
         Everything that follows is released: whoever holds a block holds the one before it. The way
         down is remembered, or evicting a chain whose head is named would take quadratic time.
         """
-        if self.is_leaf(block_id):
+        children, key = self._child_index(), self._hashes[block_id]
+        assert key is not None, "a policy named a block without content"
+        if key not in children or self._index.count(key) > 1:
             return block_id
         path = self._path
-        if not path or path[0] != (block_id, self._hashes[block_id]):
-            path[:] = [(block_id, self._hashes[block_id])]
+        if not path or path[0] != (block_id, key):
+            path[:] = [(block_id, key)]
         while True:
             block_id, key = path[-1]
             if self._hashes[block_id] != key or self._ref_counts[block_id]:
                 path.pop()
-            elif key is None or self.is_leaf(block_id):
+                continue
+            child = children.get(key)
+            if child is None or self._index.count(key) > 1:
                 return block_id
-            else:
-                child = self._child_index().get(key)
-                assert child is not None and not self._ref_counts[child], "held without its parent"
-                path.append((child, self._hashes[child]))
+            child_key = self._hashes[child]
+            assert child_key is not None, "a child without content"
+            assert not self._ref_counts[child], "held without the block before it"
+            path.append((child, child_key))
 
     def _forget(self, block_ids: list[int]) -> None:
         """Drop contents and, where no duplicate is left, what follows on them."""
@@ -385,9 +402,7 @@ class BlockPool:
                 lost.append(key)
                 block_ids += self.children(block_id)
             self.policy.drop(block_id)
-            self._hashes[block_id] = None
-            self._index.remove(key, block_id)
-            self._leave_parent(block_id)
+            self._drop_content(block_id)
         self._emit_removed(lost)
 
     def _child_index(self) -> HashIndex:
@@ -397,11 +412,6 @@ class BlockPool:
                 if key is not None and self._hashes[block_id] is not None:
                     self._children.insert(key, block_id)
         return self._children
-
-    def _leave_parent(self, block_id: int) -> None:
-        parent_key = self._parents[block_id]
-        if parent_key is not None and self._children is not None:
-            self._children.remove(parent_key, block_id)
 
     def _emit_removed(self, keys: list[bytes]) -> None:
         if not keys or not self.events.is_active:
@@ -413,10 +423,13 @@ class BlockPool:
         for group, block_hashes in groups.items():
             self.events.emit(BlockRemoved(tuple(block_hashes), group))
 
-    def _check_owned_id(self, block_id: int) -> None:
-        # A negative id would silently count from the end of the lists.
+    def _check_id(self, block_id: int) -> None:
         if not NULL_BLOCK < block_id < self.num_blocks:
-            raise RuntimeError(
-                f"block {block_id} cannot be held: ids are 1 to {self.num_usable}, 0 is the null "
-                "block."
-            )
+            self._refuse_id(block_id)
+
+    def _refuse_id(self, block_id: int) -> NoReturn:
+        # A negative id would silently count from the end of the lists. The loops over blocks
+        # compare in place: a call per block would cost as much as all else they do.
+        raise RuntimeError(
+            f"block {block_id} cannot be held: ids are 1 to {self.num_usable}, 0 is the null block."
+        )

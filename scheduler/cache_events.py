@@ -69,6 +69,7 @@ class CacheEvents:
 
     def subscribe(self, callback: Callable[[CacheEvent], None]) -> Callable[[], None]:
         """Call `callback` with every event from now on; the result ends that, once or often."""
+
         # A closure of its own, so that a callback may be subscribed twice and removed once.
         def deliver(event: CacheEvent) -> None:
             callback(event)

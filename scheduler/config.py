@@ -1,6 +1,12 @@
 """`EngineConfig`: every limit and default of the engine, with units."""
 
+import math
 from dataclasses import dataclass
+
+from paged.scheduler.eviction.policies import DEFAULT_POLICY, POLICIES
+from paged.scheduler.prefill_limits import PrefillLimits
+from paged.scheduler.prefix_cache import DEFAULT_HASH_ALGORITHM, HASH_ALGORITHMS
+from paged.scheduler.request_queue import SCHEDULING_POLICIES
 
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -28,6 +34,21 @@ class EngineConfig:
       attention_backend: "auto", or a backend's name as a promise.
       max_num_queued_reqs: most requests waiting before `AsyncEngine` refuses new ones; None: no
         bound. (`LLM` is handed its whole queue at once and refuses none of it.)
+      scheduling_policy: "fcfs", or "priority" to serve by the requests' priorities.
+      enable_chunked_prefill: let prompts enter in parts; without it the token budget must be at
+        least `max_model_len`.
+      long_prefill_token_threshold: most tokens of one prompt per step while others are there; 0:
+        no limit.
+      max_num_partial_prefills: most prompts that are partly computed at once; None: no limit.
+      max_long_partial_prefills: how many of them may be longer than the threshold above (4% of
+        `max_model_len` if that is 0); shorter prompts overtake the others. None: no limit.
+      async_scheduling: plan each step while the device works on the one before.
+      prefix_cache_policy: which cached block is evicted first, see `paged.scheduler.eviction`.
+      prefix_caching_hash_algo: how blocks are named, see `paged.scheduler.prefix_cache`.
+      kv_offloading_size: GiB of host memory for blocks evicted from the device; 0: none.
+      kv_offloading_path: folder for blocks evicted from host memory; None: none.
+      kv_offloading_disk_size: most GiB in that folder; None: until the disk is full.
+      disable_hybrid_kv_cache_manager: keep all blocks of sliding-window layers.
       generation_config: "auto" takes sampling defaults from the checkpoint, "vllm" ignores them.
       compilation_cache_dir: folder of compiled programs; None turns the cache off.
     """
@@ -45,6 +66,18 @@ class EngineConfig:
     seed: int = 0
     attention_backend: str = "auto"
     max_num_queued_reqs: int | None = None
+    scheduling_policy: str = "fcfs"
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int | None = None
+    max_long_partial_prefills: int | None = None
+    async_scheduling: bool = True
+    prefix_cache_policy: str = DEFAULT_POLICY
+    prefix_caching_hash_algo: str = DEFAULT_HASH_ALGORITHM
+    kv_offloading_size: float = 0.0
+    kv_offloading_path: str | None = None
+    kv_offloading_disk_size: float | None = None
+    disable_hybrid_kv_cache_manager: bool = False
     generation_config: str = "auto"
     compilation_cache_dir: str | None = DEFAULT_COMPILATION_CACHE_DIR
 
@@ -61,11 +94,46 @@ class EngineConfig:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         _check_choice("generation_config", self.generation_config, ("auto", "vllm"))
+        _check_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
+        _check_choice("prefix_cache_policy", self.prefix_cache_policy, POLICIES)
+        _check_choice("prefix_caching_hash_algo", self.prefix_caching_hash_algo, HASH_ALGORITHMS)
+        self.prefill_limits  # noqa: B018 - checks them
+        self._check_offloading()
         budget, seqs = self.max_num_batched_tokens, self.max_num_seqs
         if budget is not None and seqs is not None and budget < seqs:
             raise ValueError(
                 f"max_num_batched_tokens={budget} must be at least max_num_seqs={seqs}, or some "
                 "running request could never decode; raise the one or lower the other."
+            )
+
+    @property
+    def prefill_limits(self) -> PrefillLimits:
+        """The limits on prompts that are computed in parts."""
+        return PrefillLimits(
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            max_num_partial_prefills=self.max_num_partial_prefills,
+            max_long_partial_prefills=self.max_long_partial_prefills,
+        )
+
+    def _check_offloading(self) -> None:
+        for name in ("kv_offloading_size", "kv_offloading_disk_size"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name}={value} must be a number of GiB, at least 0.")
+        if self.kv_offloading_path is not None and not self.kv_offloading_size:
+            raise ValueError(
+                f"kv_offloading_path={self.kv_offloading_path!r} needs kv_offloading_size: blocks "
+                "reach the disk through host memory; 1 (GiB) is a start."
+            )
+        if self.kv_offloading_disk_size is not None and self.kv_offloading_path is None:
+            raise ValueError(
+                "kv_offloading_disk_size says how much of kv_offloading_path may be used; set that "
+                "folder, too."
+            )
+        if self.kv_offloading_size and not self.enable_prefix_caching:
+            raise ValueError(
+                "kv_offloading_size needs enable_prefix_caching: blocks are found again by their "
+                "prefix; turn the one on or the other off."
             )
 
 

@@ -23,6 +23,9 @@ from paged.scheduler.request import Request
 from paged.scheduler.scheduler import RequestUpdate, Scheduler
 from paged.scheduler.stats import StatsBuilder
 
+# A load that takes longer than this is asked for again; nothing depends on the number.
+_TIER_WAIT_SECONDS = 1.0
+
 
 class PendingStep(Protocol):
     """A step on its way; `result` waits for the device."""
@@ -42,6 +45,26 @@ class Runner(Protocol):
     def close(self) -> None:
         """Release the device's memory."""
         ...
+
+
+class WaitableTiers(Protocol):
+    """What the engine needs of the tiers."""
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Return when some load has finished, or after the timeout."""
+        ...
+
+    def close(self) -> None:
+        """Release memory, files and threads."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A dispatched step."""
+
+    scheduled: SchedulerOutput
+    pending: PendingStep
 
 
 @dataclass(slots=True)
@@ -64,6 +87,9 @@ class Engine:
       runner: runs scheduled steps; owned, closed by `close`.
       tokenizer: of the model.
       processor: checks and expands user requests.
+      async_scheduling: plan and dispatch each step while the device still works on the one
+        before; outputs then come one call of `step` later, and are the same.
+      tiers: the scheduler's memory below the device, to wait for; owned, closed by `close`.
       clock: monotonic seconds.
     """
 
@@ -74,6 +100,8 @@ class Engine:
         runner: Runner,
         tokenizer: Tokenizer,
         processor: InputProcessor,
+        async_scheduling: bool = False,
+        tiers: WaitableTiers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
@@ -84,11 +112,15 @@ class Engine:
         self._samples: dict[str, _Sample] = {}
         self._unfinished_of: dict[str, set[str]] = {}
         self._stats = StatsBuilder()
+        self._async_scheduling = async_scheduling
+        self._tiers = tiers
+        self._in_flight: _InFlight | None = None
+        self._early_outputs: list[RequestOutput] = []
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is waiting or running."""
-        return bool(self._samples)
+        """Whether `step` has anything to do or to return."""
+        return bool(self._samples or self._early_outputs) or self._in_flight is not None
 
     @property
     def num_unfinished(self) -> int:
@@ -150,6 +182,8 @@ class Engine:
             if params.logprobs is not None:
                 builder = LogprobsBuilder(self.tokenizer, request.prompt_token_ids, params.logprobs)
             self._samples[request.request_id] = _Sample(request, prompt, detokenizer, builder)
+            # The samples of one prompt have the same blocks: they are hashed once.
+            request.block_hashes = list(requests[0].block_hashes)
             self.scheduler.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
@@ -170,26 +204,58 @@ class Engine:
     def step(self) -> tuple[list[RequestOutput], StepStats]:
         """Run one step: schedule, execute, update.
 
+        With asynchronous scheduling the step that is planned and dispatched is the next one, and
+        the one that is updated was dispatched by the call before.
+
         Returns:
           Deltas of the samples that advanced, and what the step did.
         """
         started = self._clock()
+        outputs, self._early_outputs = self._early_outputs, []
         scheduled = self.scheduler.schedule()
-        outputs: list[RequestOutput] = []
-        updates: list[RequestUpdate] = []
-        if scheduled.scheduled:
-            result = self.runner.execute(scheduled).result()
-            updates = self.scheduler.update(scheduled, result)
-            self._stats.on_step(scheduled, updates)
-            for update in updates:
-                row_logprobs = None
-                sample = self._samples[update.request.request_id]
-                if sample.logprobs is not None and result.logprobs is not None:
-                    row_logprobs = sample.logprobs.build(
-                        update.new_token_ids, result.logprobs, update.row
-                    )
-                outputs.append(self._advance(sample, update, row_logprobs))
+        dispatched = None
+        if scheduled.scheduled or scheduled.saves or scheduled.restores:
+            dispatched = _InFlight(scheduled, self.runner.execute(scheduled))
+        if self._async_scheduling:
+            dispatched, self._in_flight = self._in_flight, dispatched
+        if dispatched is not None:
+            outputs += self._collect(dispatched)
+        elif self._in_flight is None and self.scheduler.is_waiting_for_tiers:
+            assert self._tiers is not None
+            self._tiers.wait(_TIER_WAIT_SECONDS)
         return outputs, self.take_stats(step_seconds=self._clock() - started)
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes; see `Scheduler.reset_prefix_cache`."""
+        self._drain()
+        return self.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
+
+    def advance_weights_epoch(self) -> None:
+        """Forget all KV because the weights have changed; see `Scheduler.advance_weights_epoch`."""
+        self._drain()
+        self.scheduler.advance_weights_epoch()
+
+    def _drain(self) -> None:
+        """Finish the step in flight; the next `step` returns its outputs."""
+        if self._in_flight is not None:
+            in_flight, self._in_flight = self._in_flight, None
+            self._early_outputs += self._collect(in_flight)
+
+    def _collect(self, step: "_InFlight") -> list[RequestOutput]:
+        """Wait for a dispatched step and return the deltas of its samples."""
+        result = step.pending.result()
+        updates = self.scheduler.update(step.scheduled, result)
+        self._stats.on_step(step.scheduled, updates)
+        outputs = []
+        for update in updates:
+            row_logprobs = None
+            sample = self._samples[update.request.request_id]
+            if sample.logprobs is not None and result.logprobs is not None:
+                row_logprobs = sample.logprobs.build(
+                    update.new_token_ids, result.logprobs, update.row
+                )
+            outputs.append(self._advance(sample, update, row_logprobs))
+        return outputs
 
     def take_stats(self, *, step_seconds: float = 0.0) -> StepStats:
         """Return what happened since the last call (`step` does so itself)."""
@@ -198,7 +264,10 @@ class Engine:
     def close(self) -> None:
         """Abort everything and release the device's memory."""
         self.abort(list(self._unfinished_of))
+        self._in_flight = None
         self.runner.close()
+        if self._tiers is not None:
+            self._tiers.close()
 
     def _advance(
         self, sample: _Sample, update: RequestUpdate, logprobs: tuple[PositionLogprobs, ...] | None

@@ -29,6 +29,8 @@ from paged.scheduler.capacity import (
 )
 from paged.scheduler.config import EngineConfig, StepLimits
 from paged.scheduler.engine import Engine
+from paged.scheduler.eviction.policies import make_policy
+from paged.scheduler.prefix_cache import PrefixHasher
 from paged.scheduler.runner import ModelRunner
 from paged.scheduler.scheduler import Scheduler
 
@@ -111,13 +113,9 @@ def load_engine(
         ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items()),
     )
     engine = Engine(
-        scheduler=Scheduler(
-            pool=BlockPool(num_blocks, config.block_size, config.enable_prefix_caching),
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_model_len=limits.max_model_len,
-        ),
+        scheduler=_make_scheduler(config, num_blocks),
         runner=runner,
+        async_scheduling=config.async_scheduling,
         tokenizer=tokenizer,
         processor=InputProcessor(
             tokenizer,
@@ -134,6 +132,28 @@ def load_engine(
         max_model_len=limits.max_model_len,
         cache_info=_cache_info(config, num_blocks),
         startup_seconds=phases,
+    )
+
+
+def _make_scheduler(config: EngineConfig, num_blocks: int) -> Scheduler:
+    limits, prefill = StepLimits.of(config), config.prefill_limits
+    pool = BlockPool(
+        num_blocks,
+        config.block_size,
+        config.enable_prefix_caching,
+        policy=make_policy(config.prefix_cache_policy),
+    )
+    return Scheduler(
+        pool=pool,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        policy=config.scheduling_policy,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        long_prefill_token_threshold=prefill.long_prefill_token_threshold,
+        max_num_partial_prefills=prefill.max_num_partial_prefills,
+        max_long_partial_prefills=prefill.max_long_partial_prefills,
+        hasher=PrefixHasher(config.prefix_caching_hash_algo),
     )
 
 
@@ -161,6 +181,7 @@ def _load_runner(
         graphdef,
         params,
         kv_cache,
+        max_num_seqs=limits.max_num_seqs,
         max_blocks_per_seq=spec.blocks_for(limits.max_model_len),
         vocab_size=model.vocab_size,
     )

@@ -31,8 +31,31 @@ class LogitEdits:
     min_tokens: int = 0
     only_edits: bool = False
 
-    def at(self, output_token_ids: Sequence[int]) -> list[tuple[int, float]]:
-        """Return the edits of the step that follows `output_token_ids`; forbidding ones last."""
+    @property
+    def depends_on_tokens(self) -> bool:
+        """Whether they depend on which tokens came before, and not only on how many.
+
+        Such a request cannot take a step while its last sample is still on the device.
+        """
+        return any(len(word) > 1 for word in self.bad_words)
+
+    def at(
+        self, output_token_ids: Sequence[int], num_in_flight: int = 0
+    ) -> list[tuple[int, float]]:
+        """Return the edits of the next step; forbidding ones last.
+
+        Args:
+          output_token_ids: the output that the host knows.
+          num_in_flight: outputs after it that only the device knows.
+
+        Raises:
+          ValueError: if they depend on tokens in flight.
+        """
+        if num_in_flight and self.depends_on_tokens:
+            raise ValueError(
+                f"bad words depend on {num_in_flight} tokens that the device has not returned; "
+                "schedule the request after them."
+            )
         edits = list(self.fixed)
         for word in self.bad_words:
             prefix = word[:-1]
@@ -40,7 +63,7 @@ class LogitEdits:
                 not prefix or tuple(output_token_ids[-len(prefix) :]) == prefix
             ):
                 edits.append((word[-1], _FORBID))
-        if len(output_token_ids) < self.min_tokens:
+        if len(output_token_ids) + num_in_flight < self.min_tokens:
             edits += [(token_id, _FORBID) for token_id in self.held_back]
         return edits
 

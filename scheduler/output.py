@@ -43,25 +43,25 @@ class ScheduledRequest(NamedTuple):
 class SchedulerOutput:
     """What one step computes.
 
-    What has to happen to whole blocks comes before the step, in this order: `saves` read blocks
-    that the step may overwrite, `restores` fill blocks that it reads, `block_copies` give a
-    request its own copy of a block that it shared.
+    What has to happen to whole blocks comes before the step, in this order: `restores` fill blocks
+    that it reads, `saves` read blocks that it may overwrite (restored ones among them, if they
+    were given up at once), `block_copies` give a request its own copy of a block that it shared.
 
     Attributes:
       scheduled: in batch order.
       num_tokens: sum of the scheduled tokens.
       preempted: requests that lost their blocks in this step.
-      block_copies: (source, destination) block ids; no destination is anybody's source.
-      saves: (block id, key) of evicted blocks that a lower tier keeps.
       restores: staged contents from lower tiers, opaque to the scheduler.
+      saves: (block id, key) of evicted blocks that a lower tier keeps.
+      block_copies: (source, destination) block ids; all are read before any is written.
     """
 
     scheduled: tuple[ScheduledRequest, ...]
     num_tokens: int
     preempted: tuple["Request", ...] = ()
-    block_copies: tuple[tuple[int, int], ...] = ()
-    saves: tuple[tuple[int, bytes], ...] = ()
     restores: tuple[object, ...] = ()
+    saves: tuple[tuple[int, bytes], ...] = ()
+    block_copies: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,11 @@ class StepStats:
       num_prompt_tokens: prompt tokens of requests that finished their first prefill in this step.
       num_cached_prompt_tokens: how many of those came from the prefix cache.
       num_generation_tokens: tokens sampled in this step.
-      prefix_queries, prefix_hits: tokens looked up and found, at first admission only.
+      prefix_queries, prefix_hits: tokens looked up and found on the device, at first admission
+        only.
+      external_prefix_queries: tokens looked up in the tiers below, 0 if there are none.
+      external_prefix_hits: tokens found there, by medium ("host", "disk").
+      num_discarded_tokens: computed tokens thrown away by preemptions in this step.
       num_preempted: requests preempted in this step.
       ttft_seconds: time to first token of requests that got it in this step.
       itl_seconds: gaps between a request's previous token and this one.
@@ -215,6 +219,9 @@ class StepStats:
     num_generation_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    external_prefix_queries: int = 0
+    external_prefix_hits: Mapping[str, int] = field(default_factory=dict)
+    num_discarded_tokens: int = 0
     num_preempted: int = 0
     ttft_seconds: tuple[float, ...] = ()
     itl_seconds: tuple[float, ...] = ()

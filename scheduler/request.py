@@ -16,6 +16,7 @@ class RequestStatus(Enum):
     """Where a request stands; a finished one also has a `finish_reason`."""
 
     WAITING = "waiting"
+    LOADING = "loading"  # waits for its prefix from a lower tier, with its blocks in hand
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"

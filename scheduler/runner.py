@@ -1,10 +1,12 @@
 """`ModelRunner`: parameters, KV cache and one compiled step per bucket; nothing else."""
 
 import concurrent.futures
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
@@ -16,21 +18,40 @@ from paged.scheduler.batching import build_batch
 from paged.scheduler.buckets import Bucket, BucketTable
 from paged.scheduler.output import ModelRunnerOutput, RunnerLogprobs, SchedulerOutput
 from paged.scheduler.params import MAX_LOGIT_EDITS, MAX_LOGPROBS
+from paged.scheduler.row_table import RowTable
 
 # XLA compiles without the interpreter lock; more threads than this only add peak memory.
 _COMPILE_THREADS = 2
 
 
+class BlockMover(Protocol):
+    """Moves the contents of whole blocks; each call is dispatched and not waited for."""
+
+    def save(self, kv_cache: KVCache, blocks: Sequence[tuple[int, bytes]]) -> None:
+        """Read blocks, given as (block id, key), before a later step overwrites them."""
+        ...
+
+    def restore(self, kv_cache: KVCache, contents: Sequence[object]) -> KVCache:
+        """Return the cache, donated, with staged contents in their blocks."""
+        ...
+
+    def copy(self, kv_cache: KVCache, pairs: Sequence[tuple[int, int]]) -> KVCache:
+        """Return the cache, donated, with each (source, destination) block copied."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """Samples that may still be in the making on the device."""
+    """Samples that may still be in the making on the device; None of a step without sequences."""
 
-    samples: SampledTokens
+    samples: SampledTokens | None
     num_scheduled: int
     wants_logprobs: bool
 
     def result(self) -> ModelRunnerOutput:
         """Return the sampled tokens, waiting for them if need be."""
+        if self.samples is None:
+            return ModelRunnerOutput(np.zeros(0, np.int32))
         rows = slice(0, self.num_scheduled)
         token_ids = np.asarray(self.samples.token_ids)[rows]
         if not self.wants_logprobs:
@@ -47,11 +68,17 @@ class DeviceStep:
 class ModelRunner:
     """Runs scheduled steps on the device.
 
+    Steps may be started before the results of earlier ones are read: they run in order, and a
+    token that only the device knows is found there (docs/decisions/0016).
+
     Args:
       graphdef, params: the split model (`paged.models.forward`).
       kv_cache: owned from now on; every step donates and replaces it.
+      max_num_seqs: batch rows, above every `Request.batch_row`.
       max_blocks_per_seq: width of the block tables.
       vocab_size: size of the logits.
+      num_groups: cache groups of the model that `graphdef` was made for.
+      block_mover: carries out what a step asks for beside the model; None if none ever does.
     """
 
     def __init__(
@@ -60,27 +87,35 @@ class ModelRunner:
         params: Any,
         kv_cache: KVCache,
         *,
+        max_num_seqs: int,
         max_blocks_per_seq: int,
         vocab_size: int,
+        num_groups: int = 1,
+        block_mover: BlockMover | None = None,
     ) -> None:
         self._graphdef = graphdef
         self._params = params
         self._leaves = tuple(jax.tree.leaves(params))
         self._kv_cache = kv_cache
-        self._max_blocks_per_seq = max_blocks_per_seq
+        self._last_tokens = jnp.zeros(max_num_seqs, jnp.int32)
+        self._rows = RowTable(max_num_seqs, max_blocks_per_seq, num_groups)
         self._vocab_size = vocab_size
+        self._block_mover = block_mover
+        self._is_host = jax.default_backend() == "cpu"
         self._table: BucketTable | None = None
         self._forward: dict[Bucket, Forward] = {}
         self._sample: dict[int, Sample] = {}  # by number of sequences
 
     def layout(self, bucket: Bucket) -> BatchLayout:
         """Return the packed layout of a bucket."""
+        num_groups, _, max_blocks_per_seq = self._rows.block_tables.shape
         return BatchLayout(
             num_tokens=bucket.num_tokens,
             num_seqs=bucket.num_seqs,
-            max_blocks_per_seq=self._max_blocks_per_seq,
+            max_blocks_per_seq=max_blocks_per_seq,
             max_logit_edits=MAX_LOGIT_EDITS,
             vocab_size=self._vocab_size,
+            num_groups=num_groups,
         )
 
     def warmup(self, table: BucketTable, *, progress: bool = True) -> None:
@@ -116,20 +151,28 @@ class ModelRunner:
         self._kv_cache.token_ids.block_until_ready()
 
     def execute(self, output: SchedulerOutput) -> DeviceStep:
-        """Start one step; the device may still work on it when this returns.
+        """Start one step; the device may still work on it, and on earlier ones, when this returns.
 
         Raises:
-          RuntimeError: before `warmup`, or after a failed step, which loses the donated cache.
+          RuntimeError: before `warmup`, or after a failed step, which loses the donated cache; or
+            if blocks have to move and nobody does it.
         """
         if self._table is None:
             raise RuntimeError("Call warmup(table) before execute(): no step is compiled yet.")
-        bucket = self._table.pick(output.num_tokens, len(output.scheduled))
-        packed = build_batch(output, self.layout(bucket), self._kv_cache.block_size)
+        self._move_blocks(output)
+        num_seqs = len(output.scheduled)
+        if not num_seqs:
+            return DeviceStep(None, 0, False)
+        bucket = self._table.pick(output.num_tokens, num_seqs)
+        layout = self.layout(bucket)
+        packed = build_batch(output, layout, self._rows, self._kv_cache.block_size)
         samples = self._run(bucket, packed)
-        wants_logprobs = any(
-            s.samples and s.request.params.logprobs is not None for s in output.scheduled
-        )
-        return DeviceStep(samples, len(output.scheduled), wants_logprobs)
+        wants_logprobs = bool(layout.view(packed, "wants_logprobs")[0])
+        if not self._is_host:
+            # Queued behind the step, so that the tokens are here when somebody asks.
+            for array in jax.tree.leaves(samples) if wants_logprobs else [samples.token_ids]:
+                array.copy_to_host_async()
+        return DeviceStep(samples, num_seqs, wants_logprobs)
 
     def close(self) -> None:
         """Release parameters, KV cache and compiled steps."""
@@ -142,13 +185,44 @@ class ModelRunner:
             if not array.is_deleted():
                 array.delete()
 
+    def _move_blocks(self, output: SchedulerOutput) -> None:
+        """Do what `SchedulerOutput` wants done to whole blocks before the step, in its order."""
+        if not (output.saves or output.restores or output.block_copies):
+            return
+        mover = self._block_mover
+        if mover is None:
+            raise RuntimeError("The step moves blocks; make the runner with a block_mover.")
+        if output.saves:
+            mover.save(self._kv_cache, output.saves)
+        # Rebound at once: the donated arrays are gone.
+        if output.restores:
+            self._kv_cache = mover.restore(self._kv_cache, output.restores)
+        if output.block_copies:
+            self._kv_cache = mover.copy(self._kv_cache, output.block_copies)
+
     def _compile_forward(self, bucket: Bucket) -> Forward:
-        return compile_forward(self._graphdef, self._params, self._kv_cache, self.layout(bucket))
+        return compile_forward(
+            self._graphdef,
+            self._params,
+            self._kv_cache,
+            self.layout(bucket),
+            max_num_seqs=self._last_tokens.shape[0],
+        )
 
     def _compile_sample(self, bucket: Bucket) -> Sample:
-        return compile_sample(self._kv_cache, self.layout(bucket), max_logprobs=MAX_LOGPROBS)
+        return compile_sample(
+            self._kv_cache,
+            self.layout(bucket),
+            max_num_seqs=self._last_tokens.shape[0],
+            max_logprobs=MAX_LOGPROBS,
+        )
 
     def _run(self, bucket: Bucket, packed: np.ndarray) -> SampledTokens:
         # Rebound at once: the donated arrays are gone.
-        logits, rows, self._kv_cache = self._forward[bucket](self._leaves, self._kv_cache, packed)
-        return self._sample[bucket.num_seqs](logits, rows, self._kv_cache.token_ids)
+        logits, rows, self._kv_cache = self._forward[bucket](
+            self._leaves, self._kv_cache, packed, self._last_tokens
+        )
+        samples, self._last_tokens = self._sample[bucket.num_seqs](
+            logits, rows, self._kv_cache.token_ids, self._last_tokens
+        )
+        return samples

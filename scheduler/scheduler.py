@@ -3,28 +3,31 @@
 There is no prefill phase and no decode phase. Every step moves the `num_computed_tokens` of the
 chosen requests towards their `num_tokens` within one token budget, and a request samples when the
 two meet. Chunked prefill, prefix hits, decoding and recomputation after a preemption all follow.
+
+A step may be planned while the device still works on the one before: a sample that is in flight
+counts as a token whose value is not known yet (docs/decisions/0018).
 """
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence, Set
+from typing import NamedTuple
 
 from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.errors import CapacityError
-from paged.scheduler.kv_manager import KVManager
-from paged.scheduler.output import (
-    FinishReason,
-    ModelRunnerOutput,
-    ScheduledRequest,
-    SchedulerOutput,
-)
-from paged.scheduler.request import Request, RequestStatus
-from paged.scheduler.request_queue import RequestQueue
+from paged.scheduler.kv_manager import KVManager, PrefixHit
+from paged.scheduler.output import FinishReason, ModelRunnerOutput, SchedulerOutput
+from paged.scheduler.pins import PrefixPins
+from paged.scheduler.prefill_limits import PartialPrefills, PrefillLimits
+from paged.scheduler.prefix_cache import PrefixHasher
+from paged.scheduler.prefix_stats import PrefixStats
+from paged.scheduler.request import CacheMode, Request, RequestStatus
+from paged.scheduler.request_queue import make_request_queue, urgency
+from paged.scheduler.restoring import Restorer, Tiers
+from paged.scheduler.step_plan import StepPlan
 from paged.scheduler.stop import check_stop
 
 
-@dataclass(frozen=True, slots=True)
-class RequestUpdate:
+class RequestUpdate(NamedTuple):
     """What one step added to a request; the new tokens are already in its output.
 
     Attributes:
@@ -47,10 +50,11 @@ class RequestUpdate:
 
 
 class Scheduler:
-    """First come, first served, with preemption by recomputation (mutable; one thread).
+    """Admission, token budgets and preemption by recomputation (mutable; one thread).
 
-    Every `SchedulerOutput` must be run and handed to `update`, even if its requests have been
-    aborted meanwhile: their full blocks are already published to the prefix cache.
+    Every `SchedulerOutput` must be run, in order, and handed to `update`, even if its requests
+    have been aborted meanwhile: their full blocks are already published to the prefix cache. At
+    most one step may wait for its `update` when the next one is scheduled.
 
     Args:
       pool: the KV blocks; nobody else allocates from it.
@@ -58,14 +62,19 @@ class Scheduler:
       max_num_batched_tokens: token budget of a step.
       max_model_len: longest prompt plus output, tokens. One request of this length must fit into
         the pool (`check_fits`), or `schedule` may raise.
-      long_prefill_token_threshold: most tokens of one request per step while it is not the only
-        one; 0 sets no limit.
+      policy: "fcfs" serves in order of arrival and preempts who was admitted last; "priority"
+        admits by (`Request.priority`, arrival) and preempts the least urgent.
+      long_prefill_token_threshold, max_num_partial_prefills, max_long_partial_prefills: see
+        `PrefillLimits`.
       enable_chunked_prefill: let a prompt enter in parts; without it, a prompt waits for a step
         with room for all of it.
+      windows: the cache groups, see `KVManager`.
+      hasher: names block contents, see `KVManager`.
+      tiers: memory below the device that evicted blocks go to and come back from; None: none.
       clock: seconds, monotonic.
 
     Raises: ValueError if a limit is below 1 or the budget is too small for the other limits.
-    Source: vLLM `v1/core/sched/scheduler.py`.
+    Source: vLLM `v1/core/sched/scheduler.py`, `v1/core/sched/async_scheduler.py`.
     """
 
     def __init__(
@@ -75,8 +84,14 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
+        policy: str = "fcfs",
         long_prefill_token_threshold: int = 0,
+        max_num_partial_prefills: int | None = None,
+        max_long_partial_prefills: int | None = None,
         enable_chunked_prefill: bool = True,
+        windows: Sequence[int | None] = (None,),
+        hasher: PrefixHasher | None = None,
+        tiers: Tiers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if max_num_seqs < 1:
@@ -92,35 +107,48 @@ class Scheduler:
                 f"max_model_len={max_model_len} without chunked prefill; raise it, or enable "
                 "chunked prefill."
             )
-        if long_prefill_token_threshold < 0:
-            raise ValueError(
-                f"long_prefill_token_threshold={long_prefill_token_threshold} must be at least 0."
-            )
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.pool = pool
-        self._long_prefill_token_threshold = long_prefill_token_threshold
+        self._prefill_limits = PrefillLimits(
+            long_prefill_token_threshold=long_prefill_token_threshold,
+            max_num_partial_prefills=max_num_partial_prefills,
+            max_long_partial_prefills=max_long_partial_prefills,
+        )
         self._enable_chunked_prefill = enable_chunked_prefill
         self._clock = clock
-        self._kv = KVManager(pool)
+        self._kv = KVManager(
+            pool, windows=windows, max_num_batched_tokens=max_num_batched_tokens, hasher=hasher
+        )
         self._requests: dict[str, Request] = {}
-        self._waiting = RequestQueue()
+        self._is_by_priority = policy == "priority"
+        self._waiting = make_request_queue(policy)
         # A dict keeps admission order, gives the last one and removes any one, all in O(1).
         self._running: dict[str, Request] = {}
+        # Waiting requests that already hold blocks: forks, and those whose prefix was restored.
+        self._holding: dict[str, Request] = {}
+        self._restorer = Restorer(self._kv, pool, tiers)
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
-        self._prefix_queries = 0
-        self._prefix_hits = 0
+        # Without a prefix cache the samples of one prompt share it by forking the first of them.
+        self._leaders: dict[str, Request] = {}
+        self._pins = PrefixPins(pool, reserve=self._kv.num_blocks_for(max_model_len), clock=clock)
+        self._prefix_stats = PrefixStats()
+        self._num_discarded_tokens = 0
 
     @property
     def num_running(self) -> int:
-        """Requests that hold blocks."""
+        """Requests that take part in steps."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that hold none: new or preempted."""
-        return len(self._waiting)
+        """Requests that do not: new, preempted, or with a prefix on its way."""
+        return len(self._waiting) + len(self._holding) + self._restorer.num_loading
+
+    @property
+    def _num_admitted(self) -> int:
+        return len(self._running) + len(self._holding) + self._restorer.num_loading
 
     @property
     def num_unfinished(self) -> int:
@@ -129,7 +157,7 @@ class Scheduler:
 
     @property
     def kv_cache_usage(self) -> float:
-        """Share of KV blocks that running requests hold, 0 to 1."""
+        """Share of KV blocks that are referenced, 0 to 1."""
         return self.pool.usage
 
     @property
@@ -139,8 +167,13 @@ class Scheduler:
 
     @property
     def waiting(self) -> tuple[Request, ...]:
-        """The waiting requests, next to be admitted first."""
+        """The waiting requests without blocks, next to be admitted first."""
         return tuple(self._waiting)
+
+    @property
+    def is_waiting_for_tiers(self) -> bool:
+        """Whether some request's prefix is on its way from a lower tier."""
+        return self._restorer.num_loading > 0
 
     def check_fits(self, num_tokens: int) -> None:
         """Refuse what could never be served: a length that the whole pool cannot hold.
@@ -149,7 +182,7 @@ class Scheduler:
 
         Raises: CapacityError.
         """
-        needed = self.pool.num_blocks_for(num_tokens)
+        needed = self._kv.num_blocks_for(num_tokens)
         if needed > self.pool.num_usable:
             raise CapacityError(
                 f"num_tokens={num_tokens} needs {needed} KV blocks of {self.pool.block_size} "
@@ -159,47 +192,77 @@ class Scheduler:
             )
 
     def add(self, request: Request) -> None:
-        """Put a new request at the end of the queue.
+        """Put a new request into the queue.
 
         Raises:
           ValueError: the id is in use, or the prompt is empty or leaves no room for a token.
           CapacityError: the prompt and one token can never fit into the pool.
         """
-        if request.request_id in self._requests:
-            raise ValueError(f"request_id={request.request_id!r} is in use by another request.")
-        if not 0 < request.num_prompt_tokens < self.max_model_len:
+        self._check_new(request)
+        self._register(request)
+        self._enqueue(request)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Add a request that shares the blocks of a running one, as beams and samples do.
+
+        Args:
+          parent: running; goes on as before.
+          child: new; its known tokens start with the parent's, as far as those are computed, or
+            end among them. What the two write from then on is each one's own (copy on write).
+
+        Raises: ValueError as `add`, or if the parent does not run or the tokens disagree.
+        """
+        self._check_new(child)
+        if self._running.get(parent.request_id) is not parent:
+            raise ValueError(f"parent {parent.request_id!r} is not running: nothing to share.")
+        num_shared = min(parent.num_computed_tokens, child.num_tokens)
+        num_known = min(num_shared, parent.num_tokens)
+        has_other_keys = (child.cache_salt, child.lora) != (parent.cache_salt, parent.lora)
+        if (
+            has_other_keys
+            or num_shared > num_known
+            or child.tokens(0, num_known) != parent.tokens(0, num_known)
+        ):
             raise ValueError(
-                f"prompt of {request.num_prompt_tokens} tokens must have at least 1 and fewer than "
-                f"max_model_len={self.max_model_len}: one token has to follow it."
+                f"child {child.request_id!r} does not start with the {num_shared} tokens that "
+                f"parent {parent.request_id!r} has computed, under the same salt and adapter; "
+                "nothing can be shared."
             )
-        self.check_fits(request.num_prompt_tokens + 1)
-        self._kv.extend_hashes(request)
-        request.status = RequestStatus.WAITING
-        request.queued_time = self._clock()
-        self._requests[request.request_id] = request
-        self._waiting.push(request)
-        self.pool.policy.expect(request.request_id, request.block_hashes)
+        self._register(child)
+        self._kv.fork(parent, child)
+        self._holding[child.request_id] = child
 
     def schedule(self) -> SchedulerOutput:
         """Choose the tokens of the next step and give them blocks.
 
         Rows of a single token come first, which attention kernels handle apart, then the others;
-        each part in admission order.
+        each part in admission order. The step may be empty: everybody waits for a sample in
+        flight or for a lower tier.
 
         Raises: RuntimeError if requests wait and none can ever be scheduled.
         """
-        step = _Step(self.max_num_batched_tokens)
-        if self._long_prefill_token_threshold and self.num_unfinished > 1:
-            step.request_cap = self._long_prefill_token_threshold
+        budget = self.max_num_batched_tokens
+        step = StepPlan(budget, self._prefill_limits.request_cap(budget, self.num_unfinished))
+        if self._pins:
+            self._pins.release_expired()
+        restores = self._collect_restored()
+        # Before anything is scheduled: what is computed in this step cannot be copied before it.
+        ready_leaders = self._ready_leaders() if self._leaders else frozenset()
         self._schedule_running(step)
         # Blocks that a preemption has freed are for those who already run.
-        if not step.preempted:
-            self._schedule_waiting(step)
-        output = step.output()
-        assert output.num_tokens <= self.max_num_batched_tokens
+        if not step.is_short_of_blocks:
+            self._schedule_holding(step)
+        if not step.is_short_of_blocks:
+            self._schedule_waiting(step, ready_leaders)
+        output = step.output(
+            block_copies=self._kv.take_copies(),
+            saves=self._restorer.take_saves(),
+            restores=restores,
+        )
+        assert output.num_tokens <= budget
         assert len(self._running) <= self.max_num_seqs
-        if not self._running and self._waiting:
-            self._raise_stuck(self._waiting.peek())
+        if not self._running and self._waiting and not self._holding:
+            self._check_not_stuck(self._waiting.peek())
         return output
 
     def update(
@@ -208,7 +271,7 @@ class Scheduler:
         """Append the sampled tokens and end the requests that are complete.
 
         Blocks of finished requests are free when this returns. Requests that ended since
-        `schedule` are skipped.
+        `schedule` are skipped; those preempted since get their token, it is a valid sample.
 
         Returns: one entry per request that got a token, in batch order.
         Raises: ValueError if the runner's rows are not those of `output`.
@@ -220,25 +283,32 @@ class Scheduler:
                 "requests; pass the output of this very step."
             )
         now = self._clock()
-        return [
-            self._append(scheduled.request, row, token_ids[row], now)
-            for row, scheduled in enumerate(output.scheduled)
-            if scheduled.samples and not scheduled.request.is_finished
-        ]
+        updates = []
+        for row, (request, _, _, samples, _) in enumerate(output.scheduled):
+            if samples:
+                request.num_in_flight -= 1
+                if request.status is not RequestStatus.FINISHED:
+                    updates.append(self._append(request, row, token_ids[row], now))
+        return updates
 
     def finish(
         self, request: Request, reason: FinishReason, stop_reason: str | int | None = None
     ) -> None:
         """End a request in any state and free its blocks; does nothing if it has ended."""
-        if self._requests.get(request.request_id) is not request:
+        request_id = request.request_id
+        if self._requests.get(request_id) is not request:
             return
-        del self._requests[request.request_id]
+        del self._requests[request_id]
         if request.status is RequestStatus.RUNNING:
-            del self._running[request.request_id]
+            del self._running[request_id]
             self._release_row(request)
-        else:
+        elif request_id in self._holding:
+            del self._holding[request_id]
+        elif not self._restorer.cancel(request):
             self._waiting.remove(request)
-            self.pool.policy.forget(request.request_id)
+            self.pool.policy.forget(request_id)
+        if self._leaders.get(request.parent_id) is request:
+            del self._leaders[request.parent_id]
         self._kv.free(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
@@ -253,142 +323,303 @@ class Scheduler:
             self.finish(request, reason)
         return found
 
-    def take_prefix_stats(self) -> tuple[int, int]:
-        """Return tokens looked up in the prefix cache, and found there, since the last call.
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget all cached content, on the device and below it; pins are dropped.
+
+        Args:
+          reset_running_requests: preempt everybody first; otherwise nothing is forgotten while
+            somebody holds blocks.
+
+        Returns: whether it was forgotten.
+        """
+        if reset_running_requests:
+            self._preempt_everybody()
+        if self._running or self._holding or self._restorer.num_loading:
+            return self.pool.reset_prefix_cache()  # which says how many blocks are held
+        self._pins.clear()
+        self._restorer.clear()
+        return self.pool.reset_prefix_cache()
+
+    def advance_weights_epoch(self) -> None:
+        """Make all KV computed so far unreachable, because the weights have changed.
+
+        Running requests are preempted and recomputed with the new weights; what they have
+        generated stays. Hand the last step to `update` first.
+        """
+        self._preempt_everybody()
+        self._kv.hasher.advance_epoch()
+        self._pins.clear()
+        self.pool.reset_prefix_cache()
+        for request in self._waiting:
+            self.pool.policy.forget(request.request_id)
+            request.block_hashes.clear()
+            self._kv.extend_hashes(request)
+            self.pool.policy.expect(request.request_id, request.block_hashes)
+
+    def take_prefix_stats(self) -> PrefixStats:
+        """Return tokens looked up in the prefix caches, and found there, since the last call.
 
         Each request counts once, when it is first scheduled; nothing counts if caching is off.
         """
-        taken = self._prefix_queries, self._prefix_hits
-        self._prefix_queries = self._prefix_hits = 0
+        taken, self._prefix_stats = self._prefix_stats, PrefixStats()
         return taken
 
-    def _schedule_running(self, step: "_Step") -> None:
+    def take_num_discarded_tokens(self) -> int:
+        """Return how many computed tokens preemptions have thrown away since the last call."""
+        taken, self._num_discarded_tokens = self._num_discarded_tokens, 0
+        return taken
+
+    def _check_new(self, request: Request) -> None:
+        if request.request_id in self._requests:
+            raise ValueError(f"request_id={request.request_id!r} is in use by another request.")
+        if not 0 < request.num_prompt_tokens < self.max_model_len:
+            raise ValueError(
+                f"prompt of {request.num_prompt_tokens} tokens must have at least 1 and fewer than "
+                f"max_model_len={self.max_model_len}: one token has to follow it."
+            )
+        self.check_fits(request.num_prompt_tokens + 1)
+
+    def _register(self, request: Request) -> None:
+        self._kv.extend_hashes(request)
+        request.block_tables = [[] for _ in range(self._kv.num_groups)]
+        request.status = RequestStatus.WAITING
+        request.queued_time = self._clock()
+        self._requests[request.request_id] = request
+
+    def _enqueue(self, request: Request, *, in_front: bool = False) -> None:
+        if in_front:
+            self._waiting.push_front(request)
+        else:
+            self._waiting.push(request)
+        self.pool.policy.expect(request.request_id, request.block_hashes)
+
+    def _schedule_running(self, step: StepPlan) -> None:
+        block_size = self.pool.block_size
+        is_plain = self._kv.is_plain
         for request in list(self._running.values()):
-            if not step.budget or request.status is not RequestStatus.RUNNING:
+            if step.budget <= 0:
                 return
-            num_tokens = step.clip(request.num_tokens - request.num_computed_tokens)
+            if request.status is not RequestStatus.RUNNING:
+                continue  # lost its blocks to one before it
+            in_flight = request.num_in_flight
+            start = request.num_computed_tokens
+            num_tokens = request.num_tokens + in_flight - start
+            if in_flight and self._must_wait_for_sample(request):
+                continue
+            if is_plain and num_tokens == 1 and start % block_size and (start + 1) % block_size:
+                # Nearly every decode: inside a block, nothing to allocate and nothing to publish.
+                step.add_decode(request, start, in_flight)
+                continue
+            num_tokens = step.clip(num_tokens)
             if not num_tokens:
-                # Its last token is still on the device; those behind it need not wait.
                 continue
             while not self._kv.extend(request, num_tokens):
-                victim = self._preempt_last(step)
-                if victim is request:
-                    return
-            step.add(request, num_tokens)
+                if self._preempt_somebody(step) is request:
+                    break
+            else:
+                step.add(request, num_tokens)
 
-    def _preempt_last(self, step: "_Step") -> Request:
-        """Take all blocks from the request admitted last; its output stays and is recomputed.
+    def _must_wait_for_sample(self, request: Request) -> bool:
+        """Say whether a request with a sample in flight cannot go on before it is known."""
+        num_output = len(request.output_token_ids) + request.num_in_flight
+        if num_output >= request.max_tokens:
+            return True  # that sample is its last
+        if request.num_prompt_tokens + num_output >= self.max_model_len:
+            return True
+        edits = request.logit_edits
+        return edits is not None and edits.depends_on_tokens
 
-        It has not been scheduled in this step: the loop over running requests goes by admission
-        order and stops at the first victim it meets.
-        """
-        _, victim = self._running.popitem()
+    def _preempt_somebody(self, step: StepPlan) -> Request:
+        """Take all blocks from the request that can best spare them, and return it."""
+        step.is_short_of_blocks = True
+        if self._holding or self._restorer.num_loading:
+            return self._send_back_holder()
+        if self._is_by_priority:
+            victim = max(self._running.values(), key=urgency)
+            row = step.remove(victim)
+            if row is not None:
+                # Its blocks of this step were published and will never be computed.
+                self._kv.retract(victim, row.start // self.pool.block_size)
+                victim.num_computed_tokens = row.start
+        else:
+            # Admitted last, hence not yet in this step: the loop goes by order of admission.
+            victim = next(reversed(self._running.values()))
+        self._preempt(victim)
+        # Victims come last first, so putting each in front keeps their order.
+        step.preempted.insert(0, victim)
+        return victim
+
+    def _preempt(self, victim: Request) -> None:
+        """Take a running request's blocks; its output stays, its KV is recomputed."""
+        del self._running[victim.request_id]
         self._release_row(victim)
+        self._num_discarded_tokens += victim.num_computed_tokens
         self._kv.free(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.num_preemptions += 1
-        # Victims come last first, so putting each in front keeps their order.
-        self._waiting.push_preempted(victim)
-        self.pool.policy.expect(victim.request_id, victim.block_hashes)
-        step.preempted.insert(0, victim)
-        return victim
+        self._enqueue(victim, in_front=True)
+
+    def _send_back_holder(self) -> Request:
+        """Take the blocks from a waiting request: it loses nothing but a copy."""
+        if self._restorer.num_loading:
+            holder = self._restorer.cancel_last()
+        else:
+            _, holder = self._holding.popitem()
+        self._kv.free(holder)
+        self._enqueue(holder, in_front=True)
+        return holder
+
+    def _preempt_everybody(self) -> None:
+        while self._holding or self._restorer.num_loading:
+            self._send_back_holder()
+        for victim in reversed(self.running):
+            self._preempt(victim)
 
     def _release_row(self, request: Request) -> None:
         self._free_rows.append(request.batch_row)
         request.batch_row = -1
 
-    def _schedule_waiting(self, step: "_Step") -> None:
-        while step.budget and self._waiting and len(self._running) < self.max_num_seqs:
-            request = self._waiting.peek()
-            cached_blocks = self._kv.find_cached_blocks(request)
-            num_cached_tokens = len(cached_blocks) * self.pool.block_size
-            remaining = request.num_tokens - num_cached_tokens
-            if not self._enable_chunked_prefill and remaining > step.budget:
-                return
-            num_tokens = step.clip(remaining)
-            # No request overtakes the head of the queue, or a long prompt might starve.
-            if not self._kv.admit(request, num_tokens, cached_blocks):
-                return
-            self._waiting.remove(request)
-            self.pool.policy.forget(request.request_id)
-            self.pool.policy.lookup(request.block_hashes, len(cached_blocks))
-            self._running[request.request_id] = request
-            request.batch_row = self._free_rows.pop()
-            request.status = RequestStatus.RUNNING
-            if request.num_cached_tokens < 0:
-                self._record_first_scheduling(request, num_cached_tokens)
-            step.add(request, num_tokens)
+    def _collect_restored(self) -> list[object]:
+        """Let requests whose prefixes have arrived go on; return what has to be written first."""
+        if not self._restorer.num_loading:
+            return []
+        requests, payloads = self._restorer.collect()
+        for request in requests:
+            self._holding[request.request_id] = request
+        return payloads
 
-    def _record_first_scheduling(self, request: Request, num_cached_tokens: int) -> None:
+    def _schedule_holding(self, step: StepPlan) -> None:
+        while self._holding and step.budget > 0 and len(self._running) < self.max_num_seqs:
+            request = next(iter(self._holding.values()))
+            num_tokens = step.clip(request.num_tokens - request.num_computed_tokens)
+            if not self._kv.extend(request, num_tokens):
+                if self._running or len(self._holding) == 1:
+                    return
+                # Nobody will free a block: what the last ones hold has to do.
+                self._send_back_holder()
+                continue
+            del self._holding[request.request_id]
+            self._start(request, step, num_tokens)
+
+    def _schedule_waiting(self, step: StepPlan, ready_leaders: Set[str]) -> None:
+        partial: PartialPrefills | None = None
+        if self._prefill_limits.limits_admission:
+            partial = self._prefill_limits.count(self._running.values(), self.max_model_len)
+        passed_over: list[Request] = []
+        while step.budget > 0 and self._waiting and self._num_admitted < self.max_num_seqs:
+            request = self._waiting.peek()
+            if request.num_in_flight:
+                break  # preempted, and its last sample has not come back yet
+            if self._shares_with_leader(request):
+                if request.parent_id not in ready_leaders:
+                    self._waiting.remove(request)
+                    passed_over.append(request)
+                    continue
+                if self._kv.can_fork(self._leaders[request.parent_id], request):
+                    if not self._admit_fork(request, step):
+                        break
+                    continue
+            hit = self._kv.find_hit(request)
+            if self._restorer.start(request, hit):
+                self._leave_queue(request, hit)
+                continue
+            remaining = request.num_tokens - hit.num_blocks * self.pool.block_size
+            if not self._enable_chunked_prefill and remaining > step.budget:
+                break
+            num_tokens = step.clip(remaining)
+            if partial is not None and num_tokens < remaining:
+                if not partial.has_room_for(request):
+                    self._waiting.remove(request)
+                    passed_over.append(request)
+                    continue
+                partial.add(request)
+            # No request overtakes the head of the queue, or a long prompt might starve.
+            if not self._kv.admit(request, num_tokens, hit):
+                break
+            self._leave_queue(request, hit)
+            self._start(request, step, num_tokens)
+        for request in reversed(passed_over):
+            self._waiting.push_front(request)
+
+    def _leave_queue(self, request: Request, hit: PrefixHit) -> None:
+        self._waiting.remove(request)
+        policy = self.pool.policy
+        policy.forget(request.request_id)
+        policy.lookup(request.block_hashes, hit.num_blocks)
+
+    def _start(self, request: Request, step: StepPlan, num_tokens: int) -> None:
+        """Make a request that holds blocks a running one and schedule its first tokens."""
+        self._running[request.request_id] = request
+        request.batch_row = self._free_rows.pop()
+        request.status = RequestStatus.RUNNING
+        if request.num_cached_tokens < 0:
+            self._record_first_scheduling(request)
+        if request.num_samples > 1 and not self.pool.enable_caching:
+            self._leaders.setdefault(request.parent_id, request)
+        step.add(request, num_tokens)
+
+    def _shares_with_leader(self, request: Request) -> bool:
+        if not self._leaders or request.num_preemptions:
+            return False
+        leader = self._leaders.get(request.parent_id)
+        return leader is not None and leader.status is RequestStatus.RUNNING
+
+    def _ready_leaders(self) -> Set[str]:
+        """Return the parent ids whose first running sample has its whole prompt computed."""
+        return {
+            parent_id
+            for parent_id, leader in self._leaders.items()
+            if leader.num_computed_tokens >= leader.num_prompt_tokens
+        }
+
+    def _admit_fork(self, request: Request, step: StepPlan) -> bool:
+        """Admit a further sample of a prompt that is computed; say whether there was room."""
+        self._kv.fork(self._leaders[request.parent_id], request)
+        num_tokens = step.clip(request.num_tokens - request.num_computed_tokens)
+        if not self._kv.extend(request, num_tokens):
+            self._kv.free(request)
+            return False
+        self._waiting.remove(request)
+        self._start(request, step, num_tokens)
+        return True
+
+    def _record_first_scheduling(self, request: Request) -> None:
         """Count the prefix hit, once per request: after a preemption it would hit its own work."""
-        request.num_cached_tokens = num_cached_tokens
+        request.num_cached_tokens = request.num_computed_tokens
         request.scheduled_time = self._clock()
         if self.pool.enable_caching:
-            self._prefix_queries += request.num_tokens
-            self._prefix_hits += num_cached_tokens
+            self._prefix_stats.count(request, self._restorer.take_media(request))
 
     def _append(self, request: Request, row: int, token_id: int, now: float) -> RequestUpdate:
-        is_first = not request.output_token_ids
+        output_token_ids = request.output_token_ids
+        is_first = not output_token_ids
         gap = 0.0 if is_first else now - request.last_token_time
-        request.output_token_ids.append(token_id)
+        output_token_ids.append(token_id)
         request.last_token_time = now
         if is_first:
             request.first_token_time = now
         stop = check_stop(request, self.max_model_len)
-        if stop is None:
+        if request.num_tokens % self.pool.block_size == 0:
             self._kv.extend_hashes(request)
+        if request.num_computed_tokens // self.pool.block_size > request.num_published_blocks:
+            # A step in flight computes the last token of a block that only now has a name.
+            self._kv.publish(request, request.num_computed_tokens)
+        if is_first and request.cache_mode is CacheMode.PIN:
+            self._pins.add(request)
+        if stop is None:
             return RequestUpdate(request, row, (token_id,), is_first, gap)
         self.finish(request, *stop)
         return RequestUpdate(request, row, (token_id,), is_first, gap, *stop)
 
-    def _raise_stuck(self, head: Request) -> None:
+    def _check_not_stuck(self, head: Request) -> None:
+        """Raise if nothing that is under way can ever make room for the head of the queue."""
+        if head.num_in_flight or self._restorer.num_loading:
+            return
         pool = self.pool
         raise RuntimeError(
             f"request {head.request_id!r} with {head.num_tokens} tokens needs "
-            f"{pool.num_blocks_for(head.num_tokens)} KV blocks and nothing else runs, but only "
+            f"{self._kv.num_blocks_for(head.num_tokens)} KV blocks and nothing else runs, but only "
             f"{pool.num_free} of {pool.num_usable} are free: either one request of max_model_len="
             f"{self.max_model_len} does not fit into the pool, which check_fits must refuse at "
             "start-up, or blocks have leaked."
-        )
-
-
-class _Step:
-    """What one `schedule` call has decided so far (mutable)."""
-
-    __slots__ = (
-        "_longer",
-        "_single",
-        "budget",
-        "preempted",
-        "request_cap",
-    )
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.request_cap = budget
-        self.preempted: list[Request] = []
-        self._single: list[ScheduledRequest] = []
-        self._longer: list[ScheduledRequest] = []
-
-    def clip(self, num_tokens: int) -> int:
-        """Return how many of these tokens one request may compute in what is left of the step."""
-        return min(num_tokens, self.budget, self.request_cap)
-
-    def add(self, request: Request, num_tokens: int) -> None:
-        """Schedule the next `num_tokens` of a request, whose blocks are ready."""
-        start = request.num_computed_tokens
-        end = start + num_tokens
-        # Now and not when the step returns, so that the next one can be scheduled meanwhile.
-        request.num_computed_tokens = end
-        self.budget -= num_tokens
-        rows = self._single if num_tokens == 1 else self._longer
-        rows.append(ScheduledRequest(request, start, num_tokens, end == request.num_tokens))
-
-    def output(self) -> SchedulerOutput:
-        """Return the step as a message."""
-        scheduled = (*self._single, *self._longer)
-        return SchedulerOutput(
-            scheduled=scheduled,
-            num_tokens=sum(row.num_tokens for row in scheduled),
-            preempted=tuple(self.preempted),
         )

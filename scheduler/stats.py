@@ -61,7 +61,7 @@ class StatsBuilder:
 
     def take(self, scheduler: Scheduler, *, step_seconds: float) -> StepStats:
         """Return the step's figures, with the scheduler's state after it."""
-        queries, hits = scheduler.take_prefix_stats()
+        prefix = scheduler.take_prefix_stats()
         stats = StepStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -70,8 +70,11 @@ class StatsBuilder:
             num_prompt_tokens=self._num_prompt,
             num_cached_prompt_tokens=self._num_cached,
             num_generation_tokens=self._num_generated,
-            prefix_queries=queries,
-            prefix_hits=hits,
+            prefix_queries=prefix.queries,
+            prefix_hits=prefix.hits,
+            external_prefix_queries=prefix.external_queries,
+            external_prefix_hits=prefix.external_hits,
+            num_discarded_tokens=scheduler.take_num_discarded_tokens(),
             num_preempted=self._num_preempted,
             ttft_seconds=tuple(self._ttft),
             itl_seconds=tuple(self._itl),

@@ -31,6 +31,7 @@ REACHES_DOWN = {
     "loading",  # opens the checkpoint and builds everything
     "logprobs",  # asks the tokenizer for the text of tokens
     "model_presets",  # fills ModelConfig
+    "row_table",  # asks for sampling parameters as the device reads them
     "runner",  # calls the compiled steps
 }
 USES_JAX = {"loading", "runner"}

@@ -1,9 +1,9 @@
-"""ARC: a list of content seen once and one of content seen again, their sizes learnt from ghosts."""
+"""ARC: content seen once and content seen again, with shares that are learnt from ghosts."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from paged.scheduler.eviction.policy import CachedBlocks, EvictionPolicy
+from paged.scheduler.eviction.policy import EvictionPolicy
 
 
 class ARC(EvictionPolicy):
@@ -35,10 +35,6 @@ class ARC(EvictionPolicy):
     def target(self) -> float:
         """Blocks that content seen once may take before it is evicted first, 0 to the capacity."""
         return self._target
-
-    def bind(self, cache: CachedBlocks) -> None:
-        """Read keys and the capacity there."""
-        self._cache = cache
 
     def release(self, block_ids: Sequence[int]) -> None:
         """Append each to its list, and learn from the ghosts among them."""

@@ -1,19 +1,56 @@
 """Auto: how many hits content needs before it is kept is learnt from shadow caches."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 from paged.scheduler.eviction.insertion import InsertionOrder
 from paged.scheduler.eviction.policy import CachedBlocks, EvictionPolicy
 
 NUM_HITS = (0, 1, 2)
-"""The candidates: LRU, LIP, and what is best for loops: not even a first hit is a promise."""
+"""The candidates: LRU, LIP, and what suits loops: not even a first hit promises a second."""
 
 SAMPLING = 4
 """One block in this many goes through the shadows: hits of a prefix are long runs of blocks."""
 
 
+class ReuseCounts:
+    """How often in a row LRU would have hit a key, as far back as LRU remembers (mutable).
+
+    Args:
+      capacity: keys that LRU would hold.
+    """
+
+    __slots__ = ("_capacity", "_counts")
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._counts: dict[bytes, int] = {}
+
+    def update(self, keys: Sequence[bytes], num_hits: int, lru: "ShadowCache") -> None:
+        """Count a request of which LRU hit the first keys and missed the others."""
+        counts = self._counts
+        for key in keys[:num_hits]:
+            counts[key] = counts.get(key, 0) + 1
+        for key in keys[num_hits:]:
+            counts.pop(key, None)
+        if len(counts) > 2 * self._capacity:
+            self._counts = {key: count for key, count in counts.items() if key in lru}
+
+    def num_below(self, keys: Iterable[bytes | None], limit: int, enough: int) -> int:
+        """Return how many of the first `limit` keys, tail first, precede one with `enough`."""
+        counts = self._counts
+        for index, key in enumerate(itertools.islice(keys, limit)):
+            if key in counts and counts[key] >= enough:
+                return index
+        return limit
+
+    def clear(self) -> None:
+        """Forget all keys."""
+        self._counts.clear()
+
+
 class ShadowCache:
-    """What one fixed policy would hit: keys only, of a sample of the blocks (mutable).
+    """What a candidate would hit: keys only, of a sample of the blocks (mutable).
 
     Args:
       capacity: keys it holds.
@@ -26,7 +63,10 @@ class ShadowCache:
         self._capacity = capacity
         self._order = InsertionOrder[bytes](num_hits)
 
-    def run(self, keys: Sequence[bytes]) -> int:
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._order
+
+    def run(self, keys: Sequence[bytes], reuses: ReuseCounts) -> int:
         """Pass one request through the cache; return how many of its leading keys it hits."""
         order = self._order
         num_hits = 0
@@ -37,12 +77,25 @@ class ShadowCache:
         order.touch(keys[:num_hits])
         excess = len(order) + len(keys) - self._capacity
         order.victims(min(max(excess, 0), len(order)))
-        order.release(keys[::-1])
+        _release(order, keys[::-1], reversed(keys), reuses)
         return num_hits
 
     def clear(self) -> None:
         """Forget all keys."""
         self._order.clear()
+
+
+def _release[Item](
+    order: InsertionOrder[Item],
+    items: Sequence[Item],
+    keys: Iterable[bytes | None],
+    reuses: ReuseCounts,
+) -> None:
+    """Insert a chain, tail first; what LRU would have hit often enough counts as hit, too."""
+    num_cold = order.num_cold(items)
+    if num_cold:
+        num_cold = reuses.num_below(keys, num_cold, order.num_hits)
+    order.release(items, num_cold)
 
 
 class Auto(EvictionPolicy):
@@ -51,7 +104,9 @@ class Auto(EvictionPolicy):
     Each candidate of `NUM_HITS` runs in a shadow cache of the pool's capacity. The pool follows one
     of them and moves to another when that one's lead in hit blocks, counted from the last move and
     never below minus one capacity, exceeds `hysteresis` capacities. A smaller lead means nothing:
-    over a sawtooth two equal policies lead by turns, each by most of a capacity.
+    over a sawtooth two equal policies lead by turns, each by most of a capacity. As hits count
+    those in the pool, and those in a row that LRU's shadow has: what is wanted again within a
+    capacity need not be lucky enough to survive as new content.
 
     The first choice falls when the pool is full: LRU if the requests so far hit at least
     `min_hit_share` of their blocks, else the order for loops. Without any reuse within a capacity
@@ -77,8 +132,6 @@ class Auto(EvictionPolicy):
             raise ValueError(f"min_hit_share={min_hit_share} must be a share of blocks, 0 to 1.")
         self._hysteresis = hysteresis
         self._min_hit_share = min_hit_share
-        self._capacity = 0
-        self._shadows: list[ShadowCache] = []
         self._leads = [0] * len(NUM_HITS)
         self._num_blocks = 0
         self._num_hit_blocks = 0
@@ -88,14 +141,16 @@ class Auto(EvictionPolicy):
 
     @property
     def num_hits(self) -> int:
-        """Hits that content needs at present to be kept; LRU until the pool was full once."""
+        """Hits that content needs at present to be kept; 0 until the pool was full once."""
         return NUM_HITS[self._followed]
 
     def bind(self, cache: CachedBlocks) -> None:
         """Give the shadows the pool's capacity."""
+        super().bind(cache)
         self._capacity = cache.num_usable
-        keys = max(1, self._capacity // SAMPLING)
-        self._shadows = [ShadowCache(keys, num_hits) for num_hits in NUM_HITS]
+        num_keys = max(1, self._capacity // SAMPLING)
+        self._reuses = ReuseCounts(num_keys)
+        self._shadows = [ShadowCache(num_keys, num_hits) for num_hits in NUM_HITS]
 
     def lookup(self, keys: Sequence[bytes], num_hits: int) -> None:
         """Pass a request through the shadows, and follow whoever leads by enough."""
@@ -103,10 +158,13 @@ class Auto(EvictionPolicy):
         self._num_hit_blocks += num_hits
         # From the second key on, so that the sample is a rounded quarter of a short prompt.
         sample = keys[1::SAMPLING]
-        hits = [SAMPLING * shadow.run(sample) for shadow in self._shadows]
+        lru = self._shadows[0]
+        hits = [lru.run(sample, self._reuses)]
+        self._reuses.update(sample, hits[0], lru)
+        hits += [shadow.run(sample, self._reuses) for shadow in self._shadows[1:]]
         base = hits[self._followed]
         self._leads = [
-            max(lead + found - base, -self._capacity)
+            max(lead + SAMPLING * (found - base), -self._capacity)
             for lead, found in zip(self._leads, hits, strict=True)
         ]
         if len(self._orders) == 1 and max(self._leads) > self._hysteresis * self._capacity:
@@ -125,7 +183,7 @@ class Auto(EvictionPolicy):
     def release(self, block_ids: Sequence[int]) -> None:
         """Insert."""
         for order in self._orders:
-            order.release(block_ids)
+            _release(order, block_ids, map(self._cache.block_hash, block_ids), self._reuses)
 
     def touch(self, block_ids: Sequence[int]) -> None:
         """Take out and count."""
@@ -149,6 +207,7 @@ class Auto(EvictionPolicy):
             order.clear()
         for shadow in self._shadows:
             shadow.clear()
+        self._reuses.clear()
 
     def released(self) -> list[int]:
         """Return the whole order."""

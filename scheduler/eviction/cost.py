@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paged.scheduler.eviction.policy import CachedBlocks, EvictionPolicy
+from paged.scheduler.eviction.policy import EvictionPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,9 @@ class RecomputeCost:
 
     def __post_init__(self) -> None:
         if self.linear_flops <= 0 or self.attention_flops < 0 or self.block_size < 1:
-            raise ValueError(f"{self} must have linear_flops > 0, the others >= 0, block_size >= 1.")
+            raise ValueError(
+                f"{self} must have linear_flops > 0, the others >= 0, block_size >= 1."
+            )
 
     @classmethod
     def of_model(
@@ -74,10 +76,6 @@ class CostAware(EvictionPolicy):
         # Leaves, and blocks that were: (score, order of release, block). Entries of old scores and
         # of blocks that got children stay until they come up.
         self._leaves: list[tuple[float, int, int]] = []
-
-    def bind(self, cache: CachedBlocks) -> None:
-        """Ask for depths and leaves there."""
-        self._cache = cache
 
     def release(self, block_ids: Sequence[int]) -> None:
         """Score each block."""

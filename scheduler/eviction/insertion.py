@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
-from paged.scheduler.eviction.policy import CachedBlocks, EvictionPolicy
+from paged.scheduler.eviction.policy import EvictionPolicy
 
 # Hits of an item that stands among the kept ones: enough for every later release.
 _KEPT = 1 << 30
@@ -35,29 +35,31 @@ class InsertionOrder[Item: Hashable]:
     def __contains__(self, item: Item) -> bool:
         return item in self._kept or item in self._cold
 
-    def release(self, items: Sequence[Item], keep: bool = False) -> int:
-        """Insert the items of one chain, tail first; return how many were inserted as cold.
+    def num_cold(self, items: Sequence[Item]) -> int:
+        """Return how many of a chain's items, given tail first, stand before one to be kept.
 
         From the first item with enough hits on all are kept, also one whose own hits went to a
-        duplicate: otherwise it could go before a kept one that follows on it. `keep` keeps all.
+        duplicate: otherwise it could go before a kept one that follows on it.
         """
         hits, enough = self._hits, self.num_hits
-        num_cold = 0
-        if enough and not keep:
-            for item in items:
-                if item in hits and hits[item] >= enough:
-                    break
-                num_cold += 1
+        if not enough:
+            return 0
+        for index, item in enumerate(items):
+            if item in hits and hits[item] >= enough:
+                return index
+        return len(items)
+
+    def release(self, items: Sequence[Item], num_cold: int) -> None:
+        """Insert the items of a chain, tail first: the first `num_cold` as cold, then kept ones."""
         if num_cold:
             cold = self._cold
             for item in items[num_cold - 1 :: -1]:
                 cold[item] = None
             items = items[num_cold:]
-        kept = self._kept
+        kept, hits = self._kept, self._hits
         for item in items:
             kept[item] = None
             hits[item] = _KEPT
-        return num_cold
 
     def touch(self, items: Sequence[Item]) -> None:
         """Take out those that are here, and count a hit for all."""
@@ -127,14 +129,14 @@ class LIP(EvictionPolicy):
         self._num_cold_releases = 0
         self._order = InsertionOrder[int](1)
 
-    def bind(self, cache: CachedBlocks) -> None:
-        """Nothing to know."""
-
     def release(self, block_ids: Sequence[int]) -> None:
         """Put hit blocks at the recency end; cold ones too if it is their turn."""
-        is_lucky = bool(self._period) and (self._num_cold_releases + 1) % self._period == 0
-        if self._order.release(block_ids, keep=is_lucky) or is_lucky:
+        num_cold = self._order.num_cold(block_ids)
+        if num_cold and self._period:
             self._num_cold_releases += 1
+            if self._num_cold_releases % self._period == 0:
+                num_cold = 0
+        self._order.release(block_ids, num_cold)
 
     def touch(self, block_ids: Sequence[int]) -> None:
         """Take out and count."""

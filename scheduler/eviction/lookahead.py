@@ -4,7 +4,7 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 
-from paged.scheduler.eviction.policy import CachedBlocks, EvictionPolicy
+from paged.scheduler.eviction.policy import EvictionPolicy
 
 
 class Lookahead(EvictionPolicy):
@@ -41,10 +41,6 @@ class Lookahead(EvictionPolicy):
         self._groups: dict[int, OrderedDict[int, None]] = {}
         # Negated places of the groups, the farthest on top; groups that are gone may still be here.
         self._farthest: list[int] = []
-
-    def bind(self, cache: CachedBlocks) -> None:
-        """Read the keys of released blocks there."""
-        self._cache = cache
 
     def expect(self, request_id: Hashable, keys: Sequence[bytes]) -> None:
         """Append to the queue; one that is already in it moves to the end."""

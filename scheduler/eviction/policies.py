@@ -24,6 +24,7 @@ _MAKERS: dict[str, Callable[..., EvictionPolicy]] = {
 POLICIES = tuple(_MAKERS)
 """Names that `make_policy` knows."""
 
+
 def make_policy(name: str, **options: object) -> EvictionPolicy:
     """Return a new policy; `options` are arguments of its class.
 

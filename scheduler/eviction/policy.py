@@ -6,7 +6,7 @@ is the pool's.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import ClassVar, Protocol
 
 
@@ -45,9 +45,18 @@ class EvictionPolicy(ABC):
     """Victims never precede the blocks that follow on them, given that a request's blocks are
     released together, tail first. Then the pool need not know who follows on whom."""
 
-    @abstractmethod
+    _cache: CachedBlocks
+
     def bind(self, cache: CachedBlocks) -> None:
-        """Serve this cache; called once, by the pool."""
+        """Serve this cache; called once, by the pool.
+
+        Raises: RuntimeError if the policy serves a pool already.
+        """
+        if hasattr(self, "_cache"):
+            raise RuntimeError(
+                f"{type(self).__name__} serves another pool already; make a new one for each pool."
+            )
+        self._cache = cache
 
     @abstractmethod
     def release(self, block_ids: Sequence[int]) -> None:
@@ -87,7 +96,7 @@ class EvictionPolicy(ABC):
             self.drop(block_id)
 
     def lookup(self, keys: Sequence[bytes], num_hits: int) -> None:  # noqa: B027
-        """A request was admitted with these full blocks, of which the first `num_hits` were hits."""
+        """A request with these full blocks was admitted; the first `num_hits` were hits."""
 
     def expect(self, request_id: Hashable, keys: Sequence[bytes]) -> None:  # noqa: B027
         """A request with these full blocks joined the end of the waiting queue."""

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from paged.scheduler.eviction.policy import CachedBlocks, EvictionPolicy
+from paged.scheduler.eviction.policy import EvictionPolicy
 
 
 class LRU(EvictionPolicy):
@@ -18,9 +18,6 @@ class LRU(EvictionPolicy):
     def __init__(self) -> None:
         # Next victim first. Not a plain dict: finding its first entry slows down as it is consumed.
         self._order: OrderedDict[int, None] = OrderedDict()
-
-    def bind(self, cache: CachedBlocks) -> None:
-        """Nothing to know."""
 
     def release(self, block_ids: Sequence[int]) -> None:
         """Append."""

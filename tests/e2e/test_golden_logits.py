@@ -48,11 +48,13 @@ def prefill(demo_model_path):
         batch = ForwardBatch(
             token_ids=padded,
             positions=np.where(row < length, row, 0),
-            attention=AttentionMetadata(
-                block_tables=np.arange(1, num_blocks, dtype=np.int32)[None, :],
-                seq_lens=np.array([length], np.int32),
-                query_start_loc=np.array([0, length], np.int32),
-                slot_mapping=np.where(row < length, row + BLOCK_SIZE, 0),
+            attention=(
+                AttentionMetadata(
+                    block_tables=np.arange(1, num_blocks, dtype=np.int32)[None, :],
+                    seq_lens=np.array([length], np.int32),
+                    query_start_loc=np.array([0, length], np.int32),
+                    slot_mapping=np.where(row < length, row + BLOCK_SIZE, 0),
+                ),
             ),
             logits_indices=np.array([length - 1], np.int32),
         )

@@ -80,11 +80,13 @@ class PagedModel:
         return ForwardBatch(
             token_ids=arrays["ids"],
             positions=arrays["positions"],
-            attention=AttentionMetadata(
-                block_tables=block_tables,
-                seq_lens=seq_lens,
-                query_start_loc=query_start_loc,
-                slot_mapping=arrays["slots"],
+            attention=(
+                AttentionMetadata(
+                    block_tables=block_tables,
+                    seq_lens=seq_lens,
+                    query_start_loc=query_start_loc,
+                    slot_mapping=arrays["slots"],
+                ),
             ),
             logits_indices=np.maximum(query_start_loc[1:] - 1, 0),
         )

@@ -1,5 +1,6 @@
 """What `ModelConfig.from_hf` reads, and what it refuses with which words."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def test_absent_keys_take_the_defaults_of_transformers() -> None:
     assert config.dtype == "float32"
 
 
-@pytest.mark.parametrize("name", ["llama", "llama3_rope", "qwen2_yarn"])
+@pytest.mark.parametrize("name", ["llama", "llama3_rope", "mistral", "qwen2_yarn"])
 def test_current_and_classic_spelling_mean_the_same(data_dir: Path, name: str) -> None:
     folder = data_dir / "golden" / "tiny" / name
     current, classic = (
@@ -111,11 +112,60 @@ def test_qwen2_has_biases_on_q_k_and_v_only() -> None:
     assert not config.mlp_bias
 
 
-def test_qwen2_may_name_a_window_that_is_switched_off() -> None:
-    config = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "sliding_window": 131072}
-    ModelConfig.from_hf({**config, "use_sliding_window": False})
-    with pytest.raises(UnsupportedModelError, match="sliding_window=131072 is not implemented"):
-        ModelConfig.from_hf({**config, "use_sliding_window": True})
+def windows_of(architecture: str, **keys: Any) -> tuple[int | None, ...]:
+    config = {**LLAMA, "num_hidden_layers": 4, "architectures": [architecture], **keys}
+    return ModelConfig.from_hf(config).layer_windows
+
+
+# The rules are those of transformers' Qwen2Config and MistralConfig.
+@pytest.mark.parametrize(
+    ("keys", "windows"),
+    [
+        ({}, (None,) * 4),
+        ({"sliding_window": 8, "use_sliding_window": False}, (None,) * 4),
+        ({"sliding_window": 8, "use_sliding_window": True}, (None,) * 4),  # 28 layers are full
+        (
+            {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3},
+            (None, None, None, 8),
+        ),
+        ({"use_sliding_window": True, "max_window_layers": 0}, (4096,) * 4),
+        (
+            {
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "max_window_layers": 3,
+                "layer_types": ["full_attention", "sliding_attention"] * 2,
+            },
+            (None, 8, None, 8),
+        ),
+    ],
+)
+def test_qwen2_slides_above_its_full_layers(
+    keys: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    assert windows_of("Qwen2ForCausalLM", **keys) == windows
+
+
+@pytest.mark.parametrize(
+    ("keys", "windows"),
+    [({}, (4096,) * 4), ({"sliding_window": 8}, (8,) * 4), ({"sliding_window": None}, (None,) * 4)],
+)
+def test_mistral_slides_in_every_layer_or_in_none(
+    keys: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    assert windows_of("MistralForCausalLM", **keys) == windows
+
+
+def test_mistral_has_no_biases() -> None:
+    config = ModelConfig.from_hf({**LLAMA, "architectures": ["MistralForCausalLM"]})
+    assert not any((config.attention_bias, config.attention_output_bias, config.mlp_bias))
+
+
+def test_layers_attend_fully_unless_told_otherwise() -> None:
+    config = ModelConfig.from_hf(LLAMA)
+    assert config.layer_windows == (None, None)
+    with pytest.raises(ValueError, match="layer_windows has 3 entries for num_layers=2"):
+        dataclasses.replace(config, layer_windows=(None, None, 8))
 
 
 def test_registry_and_config_know_the_same_architectures() -> None:
@@ -204,6 +254,14 @@ def test_missing_rope_key_is_named(key: str) -> None:
             "high_freq_factor=1.0 .* must exceed low_freq_factor=1.0",
         ),
         ({"rope_scaling": {"type": "linear", "factor": -2}}, "factor=-2"),
+        (
+            {"layer_types": ["full_attention"] * 3},
+            "layer_types of the model's config has 3 entries for 2 layers",
+        ),
+        (
+            {"architectures": ["MistralForCausalLM"], "sliding_window": 0},
+            "sliding_window=0 of the model's config must be a positive int",
+        ),
     ],
 )
 def test_impossible_value_is_refused(change: dict[str, Any], message: str) -> None:
@@ -216,13 +274,17 @@ def test_impossible_value_is_refused(change: dict[str, Any], message: str) -> No
     [
         (
             {"architectures": ["MambaForCausalLM"]},
-            "MambaForCausalLM is not implemented; supported: LlamaForCausalLM, Qwen2ForCausalLM",
+            "MambaForCausalLM is not implemented; supported: LlamaForCausalLM, MistralForCausalLM",
         ),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not implemented for LlamaForCausalLM"),
         ({"sliding_window": 8}, "sliding_window=8 is not implemented for LlamaForCausalLM"),
         (
             {"layer_types": ["full_attention", "sliding_attention"]},
-            "layer_types with sliding_attention are not implemented",
+            "layer_types with sliding_attention are not implemented for a model with sliding_win",
+        ),
+        (
+            {"layer_types": ["full_attention", "linear_attention"]},
+            "layer_types with linear_attention are not implemented",
         ),
         ({"quantization_config": {"quant_method": "awq"}}, "quant_method='awq'"),
         ({"quantization_config": []}, r"quant_method='\?'"),

@@ -126,7 +126,7 @@ def abstract_batch(num_tokens: int, num_seqs: int) -> ForwardBatch:
         query_start_loc=ids(num_seqs + 1),
         slot_mapping=ids(num_tokens),
     )
-    return ForwardBatch(ids(num_tokens), ids(num_tokens), metadata, ids(num_seqs))
+    return ForwardBatch(ids(num_tokens), ids(num_tokens), (metadata,), ids(num_seqs))
 
 
 def abstract_cache(config: ModelConfig, num_blocks: int, dtype: str) -> KVCache:

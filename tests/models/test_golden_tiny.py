@@ -15,7 +15,7 @@ from paged.models.config import ModelConfig
 from paged.models.weights import SafetensorsSource, load_params
 from tests.models.helpers import PagedModel, prefill_in_chunks
 
-MODELS = ("llama", "llama3_rope", "qwen2_yarn")
+MODELS = ("llama", "llama3_rope", "mistral", "qwen2_yarn")
 CHUNK_SIZES = {0: 5, 1: 16}
 # Below this gap two ways to add up the same float32 numbers may choose different tokens.
 NEAR_TIE = 1e-3

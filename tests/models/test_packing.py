@@ -6,10 +6,15 @@ import jax
 import numpy as np
 import pytest
 
-from paged.models.packing import SAMPLING_COLUMNS, BatchLayout, sampling_row
+from paged.models.packing import NO_ROW, SAMPLING_COLUMNS, BatchLayout, in_flight, sampling_row
 
 LAYOUT = BatchLayout(
-    num_tokens=8, num_seqs=3, max_blocks_per_seq=5, max_logit_edits=4, vocab_size=99
+    num_tokens=8,
+    num_seqs=3,
+    max_blocks_per_seq=5,
+    max_logit_edits=4,
+    vocab_size=99,
+    num_groups=2,
 )
 
 
@@ -17,24 +22,31 @@ def test_fields_written_on_the_host_arrive_in_the_step():
     packed = LAYOUT.empty()
     views = LAYOUT.views(packed)
     expected = {}
-    for number, name in enumerate(("token_ids", "positions", "slot_mapping", "block_tables")):
+    first = ("token_ids", "positions", "slot_mapping", "block_tables")
+    for number, name in enumerate((*first, "slot_mapping.1", "block_tables.1")):
         values = np.arange(views[name].size, dtype=np.int32).reshape(views[name].shape)
         expected[name] = values + 1000 * (number + 1)
         views[name][:] = expected[name]
-    for number, name in enumerate(("seq_lens", "query_start_loc", "logits_indices")):
+    second = ("seq_lens", "query_start_loc", "logits_indices", "sampled_rows")
+    for number, name in enumerate(second):
         expected[name] = np.arange(views[name].size, dtype=np.int32) + 50 * (number + 1)
         views[name][:] = expected[name]
 
     forward = jax.jit(LAYOUT.unpack_forward)(packed)
-    _, tables, lengths = jax.jit(LAYOUT.unpack_sampling)(packed[: LAYOUT.rows_size])
+    _, tables, lengths, sampled_rows = jax.jit(LAYOUT.unpack_sampling)(packed[: LAYOUT.rows_size])
 
     np.testing.assert_array_equal(forward.token_ids, expected["token_ids"])
     np.testing.assert_array_equal(forward.positions, expected["positions"])
     np.testing.assert_array_equal(forward.logits_indices, expected["logits_indices"])
     for name in ("slot_mapping", "block_tables", "seq_lens", "query_start_loc"):
-        np.testing.assert_array_equal(getattr(forward.attention, name), expected[name])
+        np.testing.assert_array_equal(getattr(forward.attention[0], name), expected[name])
+    for name in ("slot_mapping", "block_tables"):
+        np.testing.assert_array_equal(getattr(forward.attention[1], name), expected[f"{name}.1"])
+    for name in ("seq_lens", "query_start_loc"):
+        np.testing.assert_array_equal(getattr(forward.attention[1], name), expected[name])
     np.testing.assert_array_equal(tables, expected["block_tables"])
     np.testing.assert_array_equal(lengths, expected["seq_lens"])
+    np.testing.assert_array_equal(sampled_rows, expected["sampled_rows"])
 
 
 def test_what_the_sampler_reads_has_one_shape_for_all_buckets_of_as_many_sequences():
@@ -61,7 +73,7 @@ def test_sampling_parameters_survive_the_trip_bit_by_bit():
     views["edit_ids"][1, 0] = 7
     views["edit_values"][1, 0] = np.array([-np.inf], np.float32).view(np.int32)[0]
 
-    sampling, _, _ = jax.jit(LAYOUT.unpack_sampling)(packed[: LAYOUT.rows_size])
+    sampling, *_ = jax.jit(LAYOUT.unpack_sampling)(packed[: LAYOUT.rows_size])
 
     for name, value in (
         ("temperature", 0.7),
@@ -92,9 +104,23 @@ def test_seed_is_taken_modulo_64_bits(seed):
 
 def test_padding_is_greedy_and_edits_nothing():
     rows = jax.numpy.asarray(LAYOUT.empty()[: LAYOUT.rows_size])
-    sampling, _, _ = LAYOUT.unpack_sampling(rows)
+    sampling, _, _, sampled_rows = LAYOUT.unpack_sampling(rows)
+    assert (sampled_rows == NO_ROW).all()
     assert not sampling.temperature.any()
     assert (sampling.top_p == 1).all()
     assert (sampling.repetition_penalty == 1).all()
     assert (sampling.edit_ids == LAYOUT.vocab_size).all()
     assert not sampling.wants_logprobs.any()
+
+
+def test_ids_in_flight_are_negative_and_name_their_row():
+    ids = [in_flight(row) for row in range(3)]
+    assert ids == [-1, -2, -3]
+    assert [in_flight(token_id) for token_id in ids] == [0, 1, 2]
+
+
+def test_views_of_one_field_and_of_all_are_the_same_memory():
+    packed = LAYOUT.empty()
+    LAYOUT.view(packed, "positions")[:] = 7
+    assert (LAYOUT.views(packed)["positions"] == 7).all()
+    assert packed.size == LAYOUT.size == sum(v.size for v in LAYOUT.views(packed).values())

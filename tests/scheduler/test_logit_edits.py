@@ -39,6 +39,24 @@ def test_a_bad_word_is_forbidden_where_it_would_be_completed():
     assert edits.at([2, 1]) == [(8, -math.inf)]
 
 
+def test_outputs_in_flight_count_towards_min_tokens():
+    edits = make(SamplingParams(min_tokens=2), stop_ids=[2])
+    assert edits.at([7], num_in_flight=0) == edits.at([], num_in_flight=1) == [(2, -math.inf)]
+    assert edits.at([7], num_in_flight=1) == edits.at([], num_in_flight=2) == []
+
+
+@pytest.mark.parametrize(("words", "depends"), [([], False), ([[8]], False), ([[8], [1, 2]], True)])
+def test_only_bad_words_of_several_tokens_depend_on_the_tokens_before(words, depends):
+    edits = make(SamplingParams(min_tokens=1, logit_bias={4: 1.0}), stop_ids=[2], bad_words=words)
+    assert edits.depends_on_tokens == depends
+
+
+def test_bans_that_depend_on_tokens_in_flight_are_refused():
+    edits = make(SamplingParams(), bad_words=[[1, 2]])
+    with pytest.raises(ValueError, match="bad words depend on 1 tokens that the device has not"):
+        edits.at([1], num_in_flight=1)
+
+
 def test_an_allow_list_keeps_its_biases_and_drops_others():
     edits = make(SamplingParams(allowed_token_ids=[4, 5], logit_bias={5: 2.0, 6: 9.0}))
     assert edits.only_edits

@@ -2,6 +2,7 @@
 
 from paged.scheduler.output import FinishReason
 from paged.scheduler.params import SamplingParams
+from paged.scheduler.prefix_stats import PrefixStats
 from paged.scheduler.request import Request, RequestStatus
 from paged.scheduler.scheduler import Scheduler
 from tests.scheduler.stepping import (
@@ -45,12 +46,12 @@ def test_preempted_request_recomputes_its_output_before_it_goes_on():
 
 def test_recomputation_is_no_prefix_hit_in_the_statistics():
     scheduler, (_, _, c) = preempting_scheduler()
-    assert scheduler.take_prefix_stats() == (82, 0)
+    assert scheduler.take_prefix_stats() == PrefixStats(82, 0)
     step(scheduler)
     scheduler.abort(["a", "b"])
     assert step(scheduler) == {"c": 17}
     assert c.num_cached_tokens == 0
-    assert scheduler.take_prefix_stats() == (0, 0)
+    assert scheduler.take_prefix_stats() == PrefixStats(0, 0)
 
 
 def test_waiting_request_is_counted_when_it_enters_not_when_it_is_tried():
@@ -59,10 +60,10 @@ def test_waiting_request_is_counted_when_it_enters_not_when_it_is_tried():
     add(scheduler, make_request("d", 40))
     for _ in range(3):
         step(scheduler)
-        assert scheduler.take_prefix_stats() == (0, 0)
+        assert scheduler.take_prefix_stats() == PrefixStats(0, 0)
     scheduler.abort(["a", "b", "c"])
     step(scheduler)
-    assert scheduler.take_prefix_stats() == (40, 0)
+    assert scheduler.take_prefix_stats() == PrefixStats(40, 0)
 
 
 def test_nothing_is_admitted_in_a_step_with_a_preemption():

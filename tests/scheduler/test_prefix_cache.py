@@ -6,15 +6,17 @@ import cbor2
 import numpy as np
 import pytest
 
-from paged.scheduler.block_pool import BlockPool, FreeQueue
+from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.kv_manager import KVManager
 from paged.scheduler.output import ModelRunnerOutput
 from paged.scheduler.params import SamplingParams
-from paged.scheduler.prefix_cache import NONE_HASH, HashIndex, extend_block_hashes, hash_block
+from paged.scheduler.prefix_cache import NONE_HASH, HashIndex, PrefixHasher
+from paged.scheduler.prefix_stats import PrefixStats
 from paged.scheduler.request import Request
 from paged.scheduler.scheduler import Scheduler
 
 BLOCK_SIZE = 16
+HASHER = PrefixHasher()
 FIRST, SECOND = range(16), range(16, 32)
 
 
@@ -55,9 +57,9 @@ def test_root_hash_is_fixed():
 
 
 def test_hashes_equal_the_reference():
-    block_0 = hash_block(NONE_HASH, FIRST, None)
+    block_0 = HASHER.hash_block(NONE_HASH, FIRST, None)
     assert block_0.hex() == "dc918a88b139e5afe60b88eda27508d4aee16c10fdc354791efea06206ac0749"
-    block_1 = hash_block(block_0, SECOND, None)
+    block_1 = HASHER.hash_block(block_0, SECOND, None)
     assert block_1.hex() == "c300ec275d7bf08af8fc63e76cdc0086911bbc7091e03c5cf892553bef84ef0c"
 
 
@@ -80,27 +82,27 @@ def test_hashed_bytes_are_canonical_cbor():
     ],
 )
 def test_extra_keys_change_the_hash_as_in_the_reference(extra_keys, expected):
-    assert hash_block(NONE_HASH, FIRST, extra_keys).hex() == expected
+    assert HASHER.hash_block(NONE_HASH, FIRST, extra_keys).hex() == expected
 
 
 def test_salt_enters_the_first_block_only():
     request = make_request("a", range(32), cache_salt="tenant-a")
-    extend_block_hashes(request, BLOCK_SIZE)
-    salted = hash_block(NONE_HASH, FIRST, (("cache_salt", "tenant-a"),))
-    assert request.block_hashes == [salted, hash_block(salted, SECOND, None)]
+    HASHER.extend(request, BLOCK_SIZE)
+    salted = HASHER.hash_block(NONE_HASH, FIRST, (("cache_salt", "tenant-a"),))
+    assert request.block_hashes == [salted, HASHER.hash_block(salted, SECOND, None)]
 
 
 def test_only_full_blocks_are_hashed_and_output_completes_them():
     request = make_request("a", range(20))
-    extend_block_hashes(request, BLOCK_SIZE)
-    block_0 = hash_block(NONE_HASH, FIRST, None)
+    HASHER.extend(request, BLOCK_SIZE)
+    block_0 = HASHER.hash_block(NONE_HASH, FIRST, None)
     assert request.block_hashes == [block_0]
     request.output_token_ids += range(20, 31)
-    extend_block_hashes(request, BLOCK_SIZE)
+    HASHER.extend(request, BLOCK_SIZE)
     assert request.block_hashes == [block_0]
     request.output_token_ids.append(31)
-    extend_block_hashes(request, BLOCK_SIZE)
-    assert request.block_hashes == [block_0, hash_block(block_0, SECOND, None)]
+    HASHER.extend(request, BLOCK_SIZE)
+    assert request.block_hashes == [block_0, HASHER.hash_block(block_0, SECOND, None)]
 
 
 def test_index_answers_with_the_first_inserted_that_is_left():
@@ -126,7 +128,7 @@ def test_hit_is_whole_blocks_and_leaves_a_token_to_compute(num_cached, num_token
     repeat = make_request("b", range(num_tokens))
     run(scheduler, repeat)
     assert repeat.num_cached_tokens == hit
-    assert scheduler.take_prefix_stats() == (num_cached + num_tokens, hit)
+    assert scheduler.take_prefix_stats() == PrefixStats(num_cached + num_tokens, hit)
 
 
 def test_different_salts_share_nothing():
@@ -146,7 +148,7 @@ def test_without_caching_nothing_hits_and_nothing_is_counted():
         run(scheduler, request)
         assert request.num_cached_tokens == 0
         assert request.block_hashes == []
-    assert scheduler.take_prefix_stats() == (0, 0)
+    assert scheduler.take_prefix_stats() == PrefixStats(0, 0)
 
 
 def test_generated_tokens_are_cached_too():
@@ -237,26 +239,18 @@ def test_tails_are_evicted_before_heads_and_empty_blocks_before_both():
     assert pool.block_hash(2) == pool.block_hash(6)
 
 
-class EverythingToTheEnd(FreeQueue):
-    """Rule of vLLM before 0.32: blocks without content queue up behind the cached ones."""
-
-    def put_unhashed(self, block_ids):
-        self.put_hashed(block_ids)
-
-
 @pytest.mark.parametrize(
-    ("num_tokens", "max_tokens", "queue", "reversed_hits"),
+    ("num_tokens", "max_tokens", "reversed_hits"),
     [
-        (5033, 1, FreeQueue, [5024] * 4 + [1392] + [0] * 5),
-        (5033, 1, EverythingToTheEnd, [5024] * 4 + [1280] + [0] * 5),
-        (5033, 16, FreeQueue, [5024] * 4 + [1264] + [0] * 5),
-        (5033, 64, FreeQueue, [5024] * 4 + [880] + [0] * 5),
-        (5011, 1, FreeQueue, [5008] * 4 + [1456] + [0] * 5),
+        (5033, 1, [5024] * 4 + [1392] + [0] * 5),
+        (5033, 16, [5024] * 4 + [1264] + [0] * 5),
+        (5033, 64, [5024] * 4 + [880] + [0] * 5),
+        (5011, 1, [5008] * 4 + [1456] + [0] * 5),
     ],
 )
-def test_cyclic_documents_hit_only_in_reversed_order(num_tokens, max_tokens, queue, reversed_hits):
-    """Ten documents in a cache for four; sums 21,488, 21,376, 21,360, 20,976 and 21,488."""
-    scheduler = make_scheduler(BlockPool(1345, BLOCK_SIZE, free_queue=queue(1345)))
+def test_cyclic_documents_hit_only_in_reversed_order(num_tokens, max_tokens, reversed_hits):
+    """Ten documents in a cache for four; sums 21,488, 21,360, 20,976 and 21,488."""
+    scheduler = make_scheduler(BlockPool(1345, BLOCK_SIZE))
     draw = random.Random(0)
     documents = [draw.choices(range(50_000), k=num_tokens) for _ in range(10)]
 
@@ -264,7 +258,7 @@ def test_cyclic_documents_hit_only_in_reversed_order(num_tokens, max_tokens, que
         requests = [make_request(f"{name}{i}", documents[i], max_tokens) for i in order]
         for request in requests:
             run(scheduler, request)
-        assert scheduler.take_prefix_stats()[1] == sum(r.num_cached_tokens for r in requests)
+        assert scheduler.take_prefix_stats().hits == sum(r.num_cached_tokens for r in requests)
         return [request.num_cached_tokens for request in requests]
 
     assert sum(run_pass("first", range(10))) == 0

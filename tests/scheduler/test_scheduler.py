@@ -114,15 +114,21 @@ def test_budget_of_one_step_is_spent_in_admission_order():
     assert step(scheduler) == {"a": 4, "b": 3, "c": 1}
 
 
-def test_request_whose_token_is_still_on_the_device_does_not_hold_up_the_others():
+def test_step_is_planned_while_a_sample_is_in_flight():
     scheduler = make_scheduler(max_num_batched_tokens=20)
-    add(scheduler, make_request("a", 5), make_request("b", 30))
+    add(scheduler, make_request("a", 5, max_tokens=2), make_request("b", 30))
     first = scheduler.schedule()
     assert counts(first) == {"a": 5, "b": 15}
     second = scheduler.schedule()
-    assert counts(second) == {"b": 15}
+    assert counts(second) == {"a": 1, "b": 15}
+    assert [row.input_in_flight for row in second.scheduled] == [True, False]
     assert ids(update.request for update in deliver(scheduler, first)) == ["a"]
-    assert ids(update.request for update in deliver(scheduler, second)) == ["b"]
+    third = scheduler.schedule()
+    # What is in flight of "a" is its last token.
+    assert counts(third) == {"b": 1}
+    assert ids(update.request for update in deliver(scheduler, second)) == ["a", "b"]
+    assert ids(update.request for update in deliver(scheduler, third)) == ["b"]
+    assert scheduler.num_running == 1
 
 
 # What does not fit waits.

@@ -1,0 +1,40 @@
+"""`PrefixStats`: what the prefix caches were asked for and what they had, by where it lay."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from paged.scheduler.request import Request
+
+
+@dataclass(slots=True)
+class PrefixStats:
+    """Counts since the last report, in tokens (mutable).
+
+    Attributes:
+      queries: tokens of requests that were scheduled for the first time.
+      hits: of those, found in blocks on the device.
+      external_queries: tokens that the device did not have, where there are lower tiers.
+      external_hits: of those, restored, by medium ("host", "disk").
+    """
+
+    queries: int = 0
+    hits: int = 0
+    external_queries: int = 0
+    external_hits: dict[str, int] = field(default_factory=dict)
+
+    def count(self, request: Request, restored: Mapping[str, int] | None) -> None:
+        """Add a request that is scheduled for the first time.
+
+        Args:
+          request: its `num_cached_tokens` is set.
+          restored: tokens by medium that came from lower tiers; None if there are none.
+        """
+        self.queries += request.num_tokens
+        self.hits += request.num_cached_tokens
+        if restored is None:
+            return
+        num_restored = sum(restored.values())
+        self.hits -= num_restored
+        self.external_queries += request.num_tokens - (request.num_cached_tokens - num_restored)
+        for medium, num_tokens in restored.items():
+            self.external_hits[medium] = self.external_hits.get(medium, 0) + num_tokens
