@@ -166,7 +166,8 @@ class _Simulation:
             self._settle_preempted(victim)
         started = self._now
         self._pass_time(self._load_of(output.scheduled), len(output.preempted))
-        self._head_is_stuck = not output.scheduled
+        # Nobody is admitted in the step of a preemption, whatever fits.
+        self._head_is_stuck = not output.scheduled and not output.preempted
         tokens = ModelRunnerOutput(self._tokens[: len(output.scheduled)])
         self._process(scheduler.update(output, tokens), self._now - started)
         sleeping.advance()

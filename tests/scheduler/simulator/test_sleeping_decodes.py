@@ -50,7 +50,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3000, deadline=None)
 @given(
     requests=REQUESTS,
     num_blocks=st.integers(16, 60),
