@@ -8,6 +8,7 @@ from paged.scheduler.cache_events import AllBlocksCleared, BlockRemoved, CacheEv
 from paged.scheduler.eviction.policy import EvictionPolicy
 from paged.scheduler.eviction.recency import LRU
 from paged.scheduler.prefix_cache import HashIndex
+from paged.scheduler.prefix_tree import PrefixTree
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +66,14 @@ class BlockPool:
         self._pins: dict[int, int] = {}
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._index = HashIndex()
-        self._parents: list[bytes | None] = [None] * num_blocks
-        self._depths = [-1] * num_blocks
         self.policy = LRU() if policy is None else policy
         self.policy.bind(self)
-        # Blocks by their parent's key. Unless the policy needs it, kept only once it was asked for.
-        self._children = None if self.policy.is_closed else HashIndex()
-        # From a victim that others follow on, down to the deepest of them; see `_deepest`.
-        self._path: list[tuple[int, bytes]] = []
+        self._tree = PrefixTree(
+            self._hashes,
+            self._index,
+            self._ref_counts,
+            keeps_children=not self.policy.is_closed,
+        )
 
     @property
     def num_usable(self) -> int:
@@ -104,25 +105,22 @@ class BlockPool:
 
     def depth(self, block_id: int) -> int:
         """Return the position of a cached block in its chain, 0 for the first."""
-        return self._depths[block_id]
+        return self._tree.depth(block_id)
 
     def parent(self, block_id: int) -> int | None:
         """Return a block that holds the content before this one's, None for a first block."""
-        key = self._parents[block_id]
-        return None if key is None else self._index.get(key)
+        return self._tree.parent(block_id)
 
     def children(self, block_id: int) -> list[int]:
         """Return the cached blocks whose content follows on this block's.
 
         The first call may take time in proportion to the pool.
         """
-        key = self._hashes[block_id]
-        return [] if key is None else self._child_index().all(key)
+        return self._tree.children(block_id)
 
     def is_leaf(self, block_id: int) -> bool:
         """Whether no cached content would lose its parent with this block."""
-        key = self._hashes[block_id]
-        return key is None or key not in self._child_index() or self._index.count(key) > 1
+        return self._tree.is_leaf(block_id)
 
     def free_order(self) -> list[int]:
         """Return the free blocks, next to be handed out first as far as the policy can tell."""
@@ -235,10 +233,7 @@ class BlockPool:
             parent_key = hashes[parent]
             if parent_key is None:
                 return
-            if self._children is not None:
-                self._children.insert(parent_key, block_id)
-        self._parents[block_id] = parent_key
-        self._depths[block_id] = self._depths[parent] + 1
+        self._tree.add(block_id, parent, parent_key)
         hashes[block_id] = key
         self._index.insert(key, block_id)
 
@@ -267,12 +262,12 @@ class BlockPool:
 
         Raises: RuntimeError for a block that is not cached or whose parent is not pinned.
         """
-        kept = {self._hashes[block_id] for block_id in self._pins}
+        kept = {self._hashes[block_id] for block_id in self._pins} | {None}
         for block_id in block_ids:
             self._check_id(block_id)
             if self._hashes[block_id] is None:
                 raise RuntimeError(f"block {block_id} is not cached: cannot pin it.")
-            if self._parents[block_id] is not None and self._parents[block_id] not in kept:
+            if self._tree.parent_key(block_id) not in kept:
                 raise RuntimeError(
                     f"block {block_id} follows on a block that is not pinned: pin a prefix from "
                     "its first block on."
@@ -295,7 +290,8 @@ class BlockPool:
         left = {block_id: count for block_id, count in left.items() if count}
         kept = {self._hashes[block_id] for block_id in left} | {None}
         for block_id in left:
-            if self._hashes[block_id] is not None and self._parents[block_id] not in kept:
+            is_cached = self._hashes[block_id] is not None
+            if is_cached and self._tree.parent_key(block_id) not in kept:
                 raise RuntimeError(
                     f"block {block_id} would stay pinned without the block before it: unpin a "
                     "prefix from its last block on."
@@ -318,26 +314,27 @@ class BlockPool:
         self._num_released = 0
         self.policy.clear()
         self._index.clear()
-        self._hashes = [None] * self.num_blocks
-        self._parents = [None] * self.num_blocks
-        if self._children is not None:
-            self._children.clear()
+        self._tree.clear()
+        self._hashes[:] = [None] * self.num_blocks
         self.events.emit(AllBlocksCleared())
         logger.info("Successfully reset prefix cache")
         return True
 
     def _take_victims(self, count: int) -> list[int]:
         """Remove the content of `count` released blocks; the caller makes them referenced."""
-        if self.policy.is_closed:
-            block_ids = self.policy.victims(count)
-            keys = [self._drop_content(block_id) for block_id in block_ids]
-        else:
-            block_ids, keys = [], []
-            for _ in range(count):
-                block_id = self._deepest(self.policy.victim())
-                self.policy.drop(block_id)
-                block_ids.append(block_id)
-                keys.append(self._drop_content(block_id))
+        block_ids: list[int] = []
+        keys: list[bytes] = []
+        is_closed = self.policy.is_closed
+        while len(block_ids) < count:
+            victims = self.policy.victims(count - len(block_ids))
+            if is_closed:
+                for block_id in victims if self._tree.keeps_children else ():
+                    self._tree.remove(block_id)
+            else:
+                victims = self._tree.remove_victims(victims)
+            self.policy.drop(victims)
+            keys += self._drop_contents(victims)
+            block_ids += victims
         self._num_released -= count
         if self.on_evict is not None or self.events.is_active:
             # Of two blocks with the same content that go together, the latter one tells.
@@ -349,43 +346,17 @@ class BlockPool:
             self._emit_removed(list(lost))
         return block_ids
 
-    def _drop_content(self, block_id: int) -> bytes:
-        """Make the block's content unfindable; return its key."""
-        key = self._hashes[block_id]
-        assert key is not None, "no content to drop"
-        self._hashes[block_id] = None
-        self._index.remove(key, block_id)
-        if self._children is not None:
-            parent_key = self._parents[block_id]
-            if parent_key is not None:
-                self._children.remove(parent_key, block_id)
-        return key
-
-    def _deepest(self, block_id: int) -> int:
-        """Return the victim, or if content follows on it, the last block of what follows.
-
-        Everything that follows is released: whoever holds a block holds the one before it. The way
-        down is remembered, or evicting a chain whose head is named would take quadratic time.
-        """
-        children, key = self._child_index(), self._hashes[block_id]
-        assert key is not None, "a policy named a block without content"
-        if key not in children or self._index.count(key) > 1:
-            return block_id
-        path = self._path
-        if not path or path[0] != (block_id, key):
-            path[:] = [(block_id, key)]
-        while True:
-            block_id, key = path[-1]
-            if self._hashes[block_id] != key or self._ref_counts[block_id]:
-                path.pop()
-                continue
-            child = children.get(key)
-            if child is None or self._index.count(key) > 1:
-                return block_id
-            child_key = self._hashes[child]
-            assert child_key is not None, "a child without content"
-            assert not self._ref_counts[child], "held without the block before it"
-            path.append((child, child_key))
+    def _drop_contents(self, block_ids: Iterable[int]) -> list[bytes]:
+        """Make contents unfindable; return their keys."""
+        hashes, remove = self._hashes, self._index.remove
+        keys = []
+        for block_id in block_ids:
+            key = hashes[block_id]
+            assert key is not None, "no content to drop"
+            hashes[block_id] = None
+            remove(key, block_id)
+            keys.append(key)
+        return keys
 
     def _forget(self, block_ids: list[int]) -> None:
         """Drop contents and, where no duplicate is left, what follows on them."""
@@ -401,17 +372,10 @@ class BlockPool:
             if self._index.count(key) == 1:
                 lost.append(key)
                 block_ids += self.children(block_id)
-            self.policy.drop(block_id)
-            self._drop_content(block_id)
+            self.policy.drop([block_id])
+            self._tree.remove(block_id)
+            self._drop_contents([block_id])
         self._emit_removed(lost)
-
-    def _child_index(self) -> HashIndex:
-        if self._children is None:
-            self._children = HashIndex()
-            for block_id, key in enumerate(self._parents):
-                if key is not None and self._hashes[block_id] is not None:
-                    self._children.insert(key, block_id)
-        return self._children
 
     def _emit_removed(self, keys: list[bytes]) -> None:
         if not keys or not self.events.is_active:

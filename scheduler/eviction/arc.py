@@ -66,27 +66,30 @@ class ARC(EvictionPolicy):
             self._recent.pop(block_id, None)
             self._frequent.pop(block_id, None)
 
-    def victim(self) -> int:
-        """Return the oldest block of the list that is over its share."""
+    def victims(self, count: int) -> list[int]:
+        """Return the oldest block of the list that is over its share: one, for lengths change."""
         recent, frequent = self._recent, self._frequent
         is_recent = recent and (len(recent) >= int(self._target) or not frequent)
-        return next(iter(recent if is_recent else frequent))
+        return [next(iter(recent if is_recent else frequent))]
 
-    def drop(self, block_id: int) -> None:
+    def drop(self, block_ids: Sequence[int]) -> None:
         """Take out; content that was released becomes a ghost."""
-        self._is_hit.discard(block_id)
-        for blocks, ghosts in (
-            (self._recent, self._recent_ghosts),
-            (self._frequent, self._frequent_ghosts),
-        ):
-            if block_id in blocks:
-                del blocks[block_id]
-                key = self._cache.block_hash(block_id)
-                assert key is not None, "dropped without content"
-                ghosts[key] = None
-                ghosts.move_to_end(key)
-                if len(ghosts) > self._cache.num_usable:
-                    ghosts.popitem(False)
+        for block_id in block_ids:
+            self._is_hit.discard(block_id)
+            if block_id in self._recent:
+                del self._recent[block_id]
+                self._remember(block_id, self._recent_ghosts)
+            elif block_id in self._frequent:
+                del self._frequent[block_id]
+                self._remember(block_id, self._frequent_ghosts)
+
+    def _remember(self, block_id: int, ghosts: OrderedDict[bytes, None]) -> None:
+        key = self._cache.block_hash(block_id)
+        assert key is not None, "dropped without content"
+        ghosts[key] = None
+        ghosts.move_to_end(key)
+        if len(ghosts) > self._cache.num_usable:
+            ghosts.popitem(False)
 
     def clear(self) -> None:
         """Forget contents, ghosts and what was learnt."""

@@ -76,7 +76,7 @@ class ShadowCache:
             num_hits += 1
         order.touch(keys[:num_hits])
         excess = len(order) + len(keys) - self._capacity
-        order.victims(min(max(excess, 0), len(order)))
+        order.drop(order.victims(max(excess, 0)))
         _release(order, keys[::-1], reversed(keys), reuses)
         return num_hits
 
@@ -190,16 +190,16 @@ class Auto(EvictionPolicy):
         for order in self._orders:
             order.touch(block_ids)
 
-    def victim(self) -> int:
-        """Return the next block of the order that is followed."""
+    def victims(self, count: int) -> list[int]:
+        """Return the next blocks of the order that is followed."""
         if len(self._orders) > 1:
             self._choose_first()
-        return self._orders[0].victim()
+        return self._orders[0].victims(count)
 
-    def drop(self, block_id: int) -> None:
-        """Forget the block and its hits."""
+    def drop(self, block_ids: Sequence[int]) -> None:
+        """Forget the blocks and their hits."""
         for order in self._orders:
-            order.drop(block_id)
+            order.drop(block_ids)
 
     def clear(self) -> None:
         """Forget contents; what was learnt stays."""

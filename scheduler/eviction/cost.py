@@ -106,25 +106,27 @@ class CostAware(EvictionPolicy):
             self._uses[block_id] = self._uses.get(block_id, 1) + 1
             self._scores.pop(block_id, None)
 
-    def victim(self) -> int:
-        """Return the leaf of least score."""
+    def victims(self, count: int) -> list[int]:
+        """Return the leaf of least score: one, for the next may be the block before it."""
         while True:
             while self._leaves:
                 score, order, block_id = self._leaves[0]
                 if self._scores.get(block_id) == (score, order) and self._cache.is_leaf(block_id):
                     self._clock = max(self._clock, score)
-                    return block_id
+                    return [block_id]
                 heapq.heappop(self._leaves)
             # A block that became a leaf by a duplicate of it was not announced.
             self._rebuild()
 
-    def drop(self, block_id: int) -> None:
-        """Take out; the block before it may be a leaf now."""
-        self._uses.pop(block_id, None)
-        self._scores.pop(block_id, None)
-        parent = self._cache.parent(block_id)
-        if parent in self._scores:
-            self._push(parent)
+    def drop(self, block_ids: Sequence[int]) -> None:
+        """Take out; the blocks before these may be leaves now."""
+        for block_id in block_ids:
+            self._uses.pop(block_id, None)
+            self._scores.pop(block_id, None)
+        for block_id in block_ids:
+            parent = self._cache.parent(block_id)
+            if parent in self._scores:
+                self._push(parent)
 
     def clear(self) -> None:
         """Forget contents and the clock."""

@@ -1,5 +1,6 @@
 """LIP and BIP: least recently used first, but new content has to earn its place by a hit."""
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
@@ -72,27 +73,23 @@ class InsertionOrder[Item: Hashable]:
                 if item in cold:
                     del cold[item]
 
-    def victim(self) -> Item:
-        """Return the next victim."""
-        return next(reversed(self._cold)) if self._cold else next(iter(self._kept))
-
     def victims(self, count: int) -> list[Item]:
-        """Drop and return the next `count` victims."""
-        cold, kept, hits = self._cold, self._kept, self._hits
-        num_cold = min(count, len(cold))
-        found = [cold.popitem()[0] for _ in range(num_cold)]
-        found += [kept.popitem(False)[0] for _ in range(count - num_cold)]
-        for item in found:
-            hits.pop(item, None)
+        """Return the next `count` victims, or all if there are fewer."""
+        found = list(itertools.islice(reversed(self._cold), count))
+        if len(found) < count:
+            found += itertools.islice(self._kept, count - len(found))
         return found
 
-    def drop(self, item: Item) -> None:
-        """Forget the item and its hits; it need not be here."""
-        if item in self._cold:
-            del self._cold[item]
-        elif item in self._kept:
-            del self._kept[item]
-        self._hits.pop(item, None)
+    def drop(self, items: Sequence[Item]) -> None:
+        """Forget the items and their hits; they need not be here."""
+        cold, kept, hits = self._cold, self._kept, self._hits
+        for item in items:
+            if item in cold:
+                del cold[item]
+            elif item in kept:
+                del kept[item]
+            if item in hits:
+                del hits[item]
 
     def clear(self) -> None:
         """Forget all."""
@@ -142,17 +139,13 @@ class LIP(EvictionPolicy):
         """Take out and count."""
         self._order.touch(block_ids)
 
-    def victim(self) -> int:
-        """Return the last cold block, or the first kept one."""
-        return self._order.victim()
-
     def victims(self, count: int) -> list[int]:
-        """Take the cold blocks last in, first out, then kept ones by age."""
+        """Return the cold blocks last in, first out, then kept ones by age."""
         return self._order.victims(count)
 
-    def drop(self, block_id: int) -> None:
-        """Forget the block and its hits."""
-        self._order.drop(block_id)
+    def drop(self, block_ids: Sequence[int]) -> None:
+        """Forget the blocks and their hits."""
+        self._order.drop(block_ids)
 
     def clear(self) -> None:
         """Forget all blocks."""

@@ -1,10 +1,13 @@
 """Look-ahead: evict what the waiting requests want last, and before it what none of them wants."""
 
 import heapq
+import itertools
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 
 from paged.scheduler.eviction.policy import EvictionPolicy
+
+_UNWANTED = -1
 
 
 class Lookahead(EvictionPolicy):
@@ -34,7 +37,7 @@ class Lookahead(EvictionPolicy):
         self._behind: OrderedDict[Hashable, tuple[bytes, ...]] = OrderedDict()
         self._uses: dict[bytes, deque[int]] = {}
         # Released blocks: by key those that a request would hit; all by the place of their next
-        # use, each group with the next victim first. Place -1 is no use.
+        # use, each group with the next victim first.
         self._by_key: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
         self._place: dict[int, int] = {}
@@ -82,16 +85,17 @@ class Lookahead(EvictionPolicy):
         block_id = self._by_key.get(key)
         if block_id is not None:
             self._ungroup(block_id)
-            self._group(block_id, self._uses[key][0] if key in self._uses else -1)
+            self._group(block_id, self._uses[key][0] if key in self._uses else _UNWANTED)
 
     def _group(self, block_id: int, place: int) -> None:
         self._place[block_id] = place
         group = self._groups.get(place)
         if group is None:
             group = self._groups[place] = OrderedDict()
-            heapq.heappush(self._farthest, -place)
+            if place != _UNWANTED:
+                heapq.heappush(self._farthest, -place)
             if len(self._farthest) > 2 * len(self._groups) + 64:
-                self._farthest = [-place for place in self._groups]
+                self._farthest = [-place for place in self._groups if place != _UNWANTED]
                 heapq.heapify(self._farthest)
         group[block_id] = None
 
@@ -110,31 +114,36 @@ class Lookahead(EvictionPolicy):
             self._keys[block_id] = key
             # A duplicate of a released block is worth nothing: a request will hit only one.
             is_wanted = self._by_key.setdefault(key, block_id) == block_id and key in self._uses
-            self._group(block_id, self._uses[key][0] if is_wanted else -1)
+            self._group(block_id, self._uses[key][0] if is_wanted else _UNWANTED)
 
     def touch(self, block_ids: Sequence[int]) -> None:
         """Take out."""
         for block_id in block_ids:
-            self.drop(block_id)
+            key = self._keys.pop(block_id, None)
+            if key is not None:
+                if self._by_key.get(key) == block_id:
+                    del self._by_key[key]
+                self._ungroup(block_id)
 
-    def drop(self, block_id: int) -> None:
-        """Take out, if released."""
-        key = self._keys.pop(block_id, None)
-        if key is not None:
-            if self._by_key[key] == block_id:
-                del self._by_key[key]
-            self._ungroup(block_id)
+    def drop(self, block_ids: Sequence[int]) -> None:
+        """Take out."""
+        self.touch(block_ids)
 
-    def victim(self) -> int:
-        """Return the oldest block that nobody wants, or of those wanted last the deepest."""
-        groups, farthest = self._groups, self._farthest
-        if -1 in groups:
-            return next(iter(groups[-1]))
-        while -farthest[0] not in groups:
-            heapq.heappop(farthest)
-        return next(iter(groups[-farthest[0]]))
+    def victims(self, count: int) -> list[int]:
+        """Return the oldest blocks that nobody wants, then of those wanted last the deepest."""
+        found = list(itertools.islice(self._groups.get(_UNWANTED, ()), count))
+        gone: list[int] = []
+        while len(found) < count:
+            place = heapq.heappop(self._farthest)
+            # A group that was gone for a while is here twice.
+            if -place in self._groups and (not gone or gone[-1] != place):
+                gone.append(place)
+                found += itertools.islice(self._groups[-place], count - len(found))
+        for place in gone:
+            heapq.heappush(self._farthest, place)
+        return found
 
     def released(self) -> list[int]:
         """Return the whole order."""
-        places = sorted(self._groups, key=lambda place: (place >= 0, -place))
+        places = sorted(self._groups, key=lambda place: (place != _UNWANTED, -place))
         return [block_id for place in places for block_id in self._groups[place]]

@@ -67,33 +67,27 @@ class EvictionPolicy(ABC):
         """A request hit these blocks, first to last; the released ones among them are no more."""
 
     @abstractmethod
-    def victim(self) -> int:
-        """Return the released block that should go next; there is one. Changes nothing visible."""
+    def victims(self, count: int) -> list[int]:
+        """Return the released blocks that should go next: at least one, at most `count`.
+
+        They stay released until they are dropped. There are `count` of them; a closed policy
+        returns that many.
+        """
 
     @abstractmethod
-    def drop(self, block_id: int) -> None:
-        """The block's content is lost; it was released or, rarely, still referenced.
+    def drop(self, block_ids: Sequence[int]) -> None:
+        """The content of these blocks is lost; they were released or, rarely, still referenced.
 
-        The block and its neighbours can still be looked up in the cache.
+        Keys and parents can still be looked up in the cache.
         """
 
     @abstractmethod
     def released(self) -> list[int]:
         """Return the released blocks, likely victims first; slow, for resets and tests."""
 
-    def victims(self, count: int) -> list[int]:
-        """Drop and return the next `count` victims; asked of closed policies only."""
-        found = []
-        for _ in range(count):
-            block_id = self.victim()
-            self.drop(block_id)
-            found.append(block_id)
-        return found
-
     def clear(self) -> None:
         """All content is lost; no block is referenced."""
-        for block_id in self.released():
-            self.drop(block_id)
+        self.drop(self.released())
 
     def lookup(self, keys: Sequence[bytes], num_hits: int) -> None:  # noqa: B027
         """A request with these full blocks was admitted; the first `num_hits` were hits."""

@@ -1,5 +1,6 @@
 """Least and most recently used first."""
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -32,18 +33,13 @@ class LRU(EvictionPolicy):
             if block_id in order:
                 del order[block_id]
 
-    def victim(self) -> int:
-        """Return the first."""
-        return next(iter(self._order))
-
     def victims(self, count: int) -> list[int]:
-        """Take the first ones."""
-        pop = self._order.popitem
-        return [pop(False)[0] for _ in range(count)]
+        """Return the first ones."""
+        return list(itertools.islice(self._order, count))
 
-    def drop(self, block_id: int) -> None:
-        """Take out, if released."""
-        self._order.pop(block_id, None)
+    def drop(self, block_ids: Sequence[int]) -> None:
+        """Take out."""
+        self.touch(block_ids)
 
     def released(self) -> list[int]:
         """Return the whole order."""
@@ -63,9 +59,9 @@ class MRU(LRU):
         """Append so that the tail comes last."""
         super().release(block_ids[::-1])
 
-    def victim(self) -> int:
-        """Return the last."""
-        return next(reversed(self._order))
+    def victims(self, count: int) -> list[int]:
+        """Return the last ones."""
+        return list(itertools.islice(reversed(self._order), count))
 
     def released(self) -> list[int]:
         """Return the whole order."""
