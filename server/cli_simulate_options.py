@@ -4,6 +4,7 @@ import argparse
 import pathlib
 from collections.abc import Callable
 
+from paged.scheduler.request_queue import SCHEDULING_POLICIES
 from paged.server.cli_options import size
 
 # Options that are arguments of the built-in traces; None leaves the trace's own default.
@@ -145,6 +146,12 @@ def _add_scheduling_options(parser: argparse.ArgumentParser) -> None:
         type=size,
         metavar="TOKENS",
         help="longest prompt plus output (default: what the blocks hold)",
+    )
+    group.add_argument(
+        "--scheduling-policy",
+        choices=SCHEDULING_POLICIES,
+        default="fcfs",
+        help="serve by arrival, or by the priorities of the trace",
     )
     group.add_argument(
         "--long-prefill-token-threshold",

@@ -17,6 +17,7 @@ class SimulationConfig:
         the policy looks ahead to, 0 for those that do not.
       max_num_seqs, max_num_batched_tokens: limits of a step.
       max_model_len: longest prompt plus output; None is what the pool can hold.
+      scheduling_policy: "fcfs" or "priority", which looks at the trace's priorities.
       long_prefill_token_threshold, enable_chunked_prefill: as in `Scheduler`.
       enable_prefix_caching: share blocks between requests.
       skip_decodes: leave rows out of steps in which nothing can happen to them; the result is the
@@ -33,6 +34,7 @@ class SimulationConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None
+    scheduling_policy: str = "fcfs"
     long_prefill_token_threshold: int = 0
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True

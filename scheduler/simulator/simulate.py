@@ -67,14 +67,19 @@ class _Simulation:
             max_num_seqs=min(config.max_num_seqs, limit) if limit else config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self._max_model_len,
+            policy=config.scheduling_policy,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             enable_chunked_prefill=config.enable_chunked_prefill,
             clock=lambda: self._now,
         )
         self._scheduler.check_fits(self._max_model_len)
-        # Under a cap per request decodes may have to wait for prefills before them, and the cap
-        # itself depends on who is waiting: every row takes part in every step.
-        self._skips = config.skip_decodes and not config.long_prefill_token_threshold
+        # Under a cap per request decodes may have to wait for prefills before them, and by priority
+        # a victim may stand before others: then every row takes part in every step.
+        self._skips = (
+            config.skip_decodes
+            and not config.long_prefill_token_threshold
+            and config.scheduling_policy == "fcfs"
+        )
         self._sleeping = SleepingDecodes(
             config.block_size, config.enable_prefix_caching, self._max_model_len
         )

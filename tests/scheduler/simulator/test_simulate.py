@@ -149,6 +149,14 @@ def test_closed_loop_queues_what_the_policy_looks_ahead_to():
     assert simulate(trace, config).steps.column("num_waiting").tolist() == [3, 3, 3, 2, 1, 0]
 
 
+def test_urgent_requests_are_served_first_where_the_policy_looks_at_priorities():
+    trace = trace_of(prompt("a", 10, 4), prompt("b", 10, 6, priority=1), prompt("c", 10, 2))
+    for policy, expected in (("fcfs", [4, 10, 12]), ("priority", [4, 6, 12])):
+        config = SimulationConfig(100, max_num_seqs=1, scheduling_policy=policy)
+        result = simulate(trace, config)
+        assert result.latencies["e2e"].cdf()[0].tolist() == expected
+
+
 # Memory.
 def test_occupancy_and_waste_by_hand():
     trace = trace_of(prompt("a", 100, 14))

@@ -50,7 +50,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     requests=REQUESTS,
     num_blocks=st.integers(16, 60),
@@ -91,8 +91,17 @@ def test_realistic_simulation_is_the_same_step_by_step(trace: Trace, num_blocks:
     assert outcome(trace, config) == stepped
 
 
-def test_rows_stay_in_every_step_under_a_cap_per_prompt():
-    config = SimulationConfig(300, long_prefill_token_threshold=64)
-    trace = sharegpt(100, 60.0)
+@pytest.mark.parametrize(
+    "limits", [{"long_prefill_token_threshold": 64}, {"scheduling_policy": "priority"}]
+)
+def test_rows_stay_in_every_step_where_order_depends_on_more(limits):
+    config = SimulationConfig(300, **limits)
+    trace = Trace(
+        "by priority",
+        lambda: (
+            dataclasses.replace(request, priority=index % 3)
+            for index, request in enumerate(sharegpt(100, 60.0))
+        ),
+    )
     stepped = outcome(trace, dataclasses.replace(config, skip_decodes=False))
     assert outcome(trace, config) == stepped
