@@ -16,6 +16,7 @@ _MAX_POINTS = 2000
 def plot_results(results: Sequence[SimulationResult]) -> "Figure":
     """Return a figure of three plots: hit rates, KV occupancy over time, latency.
 
+    Occupancy and latency are those of the first result's capacity: more lines would hide another.
     Notebooks show it as it is; `figure.savefig(path)` writes it, the suffix choosing the format.
 
     Raises:
@@ -26,9 +27,10 @@ def plot_results(results: Sequence[SimulationResult]) -> "Figure":
         raise ValueError("there are no results to plot; run a simulation first.")
     figure = _new_figure(figsize=(15, 4.5), layout="constrained")
     hits, occupancy, latency = figure.subplots(1, 3)
+    shown = [result for result in results if result.num_blocks == results[0].num_blocks]
     plot_hit_rates(hits, results)
-    plot_occupancy(occupancy, results)
-    plot_latency(latency, results, "e2e")
+    plot_occupancy(occupancy, shown)
+    plot_latency(latency, shown, "e2e")
     figure.suptitle(results[0].trace)
     return figure
 
@@ -65,7 +67,7 @@ def plot_occupancy(axes: "Axes", results: Sequence[SimulationResult]) -> None:
     axes.set_xlabel("steps" if results[0].device == "steps" else "seconds")
     axes.set_ylabel("KV blocks in use, %")
     axes.set_ylim(0, 101)
-    axes.legend()
+    axes.legend(fontsize="small")
 
 
 def plot_latency(axes: "Axes", results: Sequence[SimulationResult], name: str) -> None:
@@ -76,7 +78,7 @@ def plot_latency(axes: "Axes", results: Sequence[SimulationResult], name: str) -
     unit = "steps" if results[0].device == "steps" else "seconds"
     axes.set_xlabel(f"{name}, {unit}")
     axes.set_ylabel("share at most that long, %")
-    axes.legend()
+    axes.legend(fontsize="small")
 
 
 def _label(result: SimulationResult) -> str:

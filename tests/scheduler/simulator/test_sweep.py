@@ -83,6 +83,8 @@ def test_figure_shows_hit_rates_occupancy_and_latency(tmp_path, num_blocks: list
         ]
     else:
         assert [bar.get_height() for bar in hits.patches] == [100 * r.hit_rate for r in results]
-    assert len(occupancy.get_lines()) == len(latency.get_lines()) == len(results)
+    for axes in (occupancy, latency):
+        labels = [line.get_label() for line in axes.get_lines()]
+        assert labels == ["lru, 100 blocks", "mru, 100 blocks"]
     figure.savefig(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 1000
