@@ -1,6 +1,8 @@
 """From bytes of memory to blocks of KV cache, and what the log says about it; pure arithmetic."""
 
+import bisect
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paged.kv_cache import KVCacheSpec
@@ -57,20 +59,63 @@ def available_kv_bytes(budget: MemoryBudget, utilization: float) -> int:
     return available
 
 
-def check_one_request_fits(spec: KVCacheSpec, num_blocks: int, max_model_len: int) -> None:
+def blocks_per_request(
+    spec: KVCacheSpec,
+    max_model_len: int,
+    windows: Sequence[int | None] = (None,),
+    *,
+    num_tokens_in_flight: int = 0,
+) -> int:
+    """Return the most blocks that one request ever holds, over all cache groups.
+
+    A group with a sliding window holds the window, the tokens of steps in flight, and one block
+    more, as a window may begin and end inside a block.
+
+    Args:
+      spec: what a block holds.
+      max_model_len: longest prompt plus output, tokens.
+      windows: sliding window of each cache group in tokens, None where every block is kept.
+      num_tokens_in_flight: most tokens of one request in steps that are not done, which is the
+        token budget times the number of such steps.
+
+    Source: vLLM `v1/kv_cache_interface.py`.
+    """
+    num_blocks = 0
+    for window in windows:
+        if window is None:
+            num_blocks += spec.blocks_for(max_model_len)
+        else:
+            num_tokens = min(window - 1 + num_tokens_in_flight, max_model_len)
+            num_blocks += spec.blocks_for(num_tokens) + 1
+    return num_blocks
+
+
+def check_one_request_fits(
+    spec: KVCacheSpec,
+    num_blocks: int,
+    max_model_len: int,
+    windows: Sequence[int | None] = (None,),
+    *,
+    num_tokens_in_flight: int = 0,
+) -> None:
     """Check that the pool can hold one request of full length beside the null block.
 
     Preemption can free everything but the last running request, so this is what guarantees that
-    every admitted request ends.
+    every admitted request ends. Arguments as in `blocks_per_request`.
 
     Raises:
       CapacityError: naming needed and available memory and the longest context that would fit.
     """
-    usable = num_blocks - 1
-    needed = spec.blocks_for(max_model_len)
+
+    def needed_for(num_tokens: int) -> int:
+        return blocks_per_request(
+            spec, num_tokens, windows, num_tokens_in_flight=num_tokens_in_flight
+        )
+
+    usable, needed = num_blocks - 1, needed_for(max_model_len)
     if needed <= usable:
         return
-    longest = usable * spec.block_size
+    longest = max(0, bisect.bisect_right(range(max_model_len), usable, key=needed_for) - 1)
     raise CapacityError(
         f"One request of max_model_len={max_model_len} needs {needed} KV blocks "
         f"({needed * spec.bytes_per_block / GIB:.2f} GiB) but only {max(usable, 0)} "
@@ -80,9 +125,21 @@ def check_one_request_fits(spec: KVCacheSpec, num_blocks: int, max_model_len: in
     )
 
 
-def describe_capacity(spec: KVCacheSpec, num_blocks: int, max_model_len: int) -> str:
-    """Return the line that operators grep for: cache size in tokens and maximum concurrency."""
-    concurrency = num_blocks / spec.blocks_for(max_model_len)
+def describe_capacity(
+    spec: KVCacheSpec,
+    num_blocks: int,
+    max_model_len: int,
+    windows: Sequence[int | None] = (None,),
+    *,
+    num_tokens_in_flight: int = 0,
+) -> str:
+    """Return the line that operators grep for: cache size in tokens and maximum concurrency.
+
+    Arguments as in `blocks_per_request`.
+    """
+    concurrency = num_blocks / blocks_per_request(
+        spec, max_model_len, windows, num_tokens_in_flight=num_tokens_in_flight
+    )
     tokens = int(concurrency * max_model_len)
     return (
         f"GPU KV cache size: {tokens:,} tokens, "

@@ -33,6 +33,7 @@ class PrefixHit:
         """Every block of the hit, group after group."""
         return [block_id for table in self.tables for block_id in table if block_id != NULL_BLOCK]
 
+
 # One count for all managers: schedulers may share a runner, which tells requests apart by it.
 _VERSIONS = itertools.count(1)
 

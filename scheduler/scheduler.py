@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.errors import CapacityError
-from paged.scheduler.kv_manager import KVManager, PrefixHit
+from paged.scheduler.kv_manager import KVManager
 from paged.scheduler.output import FinishReason, ModelRunnerOutput, SchedulerOutput
 from paged.scheduler.pins import PrefixPins
 from paged.scheduler.prefill_limits import PartialPrefills, PrefillLimits
 from paged.scheduler.prefix_cache import PrefixHasher
 from paged.scheduler.prefix_stats import PrefixStats
 from paged.scheduler.request import CacheMode, Request, RequestStatus
+from paged.scheduler.request_book import RequestBook
 from paged.scheduler.request_queue import make_request_queue, urgency
 from paged.scheduler.restoring import Restorer, Tiers
 from paged.scheduler.step_plan import StepPlan
@@ -121,39 +122,34 @@ class Scheduler:
         self._kv = KVManager(
             pool, windows=windows, max_num_batched_tokens=max_num_batched_tokens, hasher=hasher
         )
-        self._requests: dict[str, Request] = {}
-        self._is_by_priority = policy == "priority"
-        self._waiting = make_request_queue(policy)
-        # A dict keeps admission order, gives the last one and removes any one, all in O(1).
-        self._running: dict[str, Request] = {}
-        # Waiting requests that already hold blocks: forks, and those whose prefix was restored.
-        self._holding: dict[str, Request] = {}
         self._restorer = Restorer(self._kv, pool, tiers)
-        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._is_by_priority = policy == "priority"
+        self._book = RequestBook(
+            kv=self._kv,
+            pool=pool,
+            restorer=self._restorer,
+            queue=make_request_queue(policy),
+            max_num_seqs=max_num_seqs,
+        )
         # Without a prefix cache the samples of one prompt share it by forking the first of them.
         self._leaders: dict[str, Request] = {}
         self._pins = PrefixPins(pool, reserve=self._kv.num_blocks_for(max_model_len), clock=clock)
         self._prefix_stats = PrefixStats()
-        self._num_discarded_tokens = 0
 
     @property
     def num_running(self) -> int:
         """Requests that take part in steps."""
-        return len(self._running)
+        return len(self._book.running)
 
     @property
     def num_waiting(self) -> int:
         """Requests that do not: new, preempted, or with a prefix on its way."""
-        return len(self._waiting) + len(self._holding) + self._restorer.num_loading
-
-    @property
-    def _num_admitted(self) -> int:
-        return len(self._running) + len(self._holding) + self._restorer.num_loading
+        return self._book.num_waiting
 
     @property
     def num_unfinished(self) -> int:
         """Requests that are running or waiting."""
-        return len(self._requests)
+        return len(self._book)
 
     @property
     def kv_cache_usage(self) -> float:
@@ -163,12 +159,12 @@ class Scheduler:
     @property
     def running(self) -> tuple[Request, ...]:
         """The running requests in the order of their admission."""
-        return tuple(self._running.values())
+        return tuple(self._book.running.values())
 
     @property
     def waiting(self) -> tuple[Request, ...]:
         """The waiting requests without blocks, next to be admitted first."""
-        return tuple(self._waiting)
+        return tuple(self._book.waiting)
 
     @property
     def is_waiting_for_tiers(self) -> bool:
@@ -200,7 +196,7 @@ class Scheduler:
         """
         self._check_new(request)
         self._register(request)
-        self._enqueue(request)
+        self._book.enqueue(request)
 
     def fork(self, parent: Request, child: Request) -> None:
         """Add a request that shares the blocks of a running one, as beams and samples do.
@@ -213,7 +209,7 @@ class Scheduler:
         Raises: ValueError as `add`, or if the parent does not run or the tokens disagree.
         """
         self._check_new(child)
-        if self._running.get(parent.request_id) is not parent:
+        if parent.status is not RequestStatus.RUNNING or parent not in self._book:
             raise ValueError(f"parent {parent.request_id!r} is not running: nothing to share.")
         num_shared = min(parent.num_computed_tokens, child.num_tokens)
         num_known = min(num_shared, parent.num_tokens)
@@ -230,7 +226,7 @@ class Scheduler:
             )
         self._register(child)
         self._kv.fork(parent, child)
-        self._holding[child.request_id] = child
+        self._book.hold(child)
 
     def schedule(self) -> SchedulerOutput:
         """Choose the tokens of the next step and give them blocks.
@@ -251,7 +247,7 @@ class Scheduler:
         self._schedule_running(step)
         # Blocks that a preemption has freed are for those who already run.
         if not step.is_short_of_blocks:
-            self._schedule_holding(step)
+            self._schedule_held(step)
         if not step.is_short_of_blocks:
             self._schedule_waiting(step, ready_leaders)
         output = step.output(
@@ -260,9 +256,9 @@ class Scheduler:
             restores=restores,
         )
         assert output.num_tokens <= budget
-        assert len(self._running) <= self.max_num_seqs
-        if not self._running and self._waiting and not self._holding:
-            self._check_not_stuck(self._waiting.peek())
+        assert self.num_running <= self.max_num_seqs
+        if self._book.waiting and not (self._book.running or self._book.held):
+            self._check_not_stuck(self._book.waiting.peek())
         return output
 
     def update(
@@ -295,30 +291,18 @@ class Scheduler:
         self, request: Request, reason: FinishReason, stop_reason: str | int | None = None
     ) -> None:
         """End a request in any state and free its blocks; does nothing if it has ended."""
-        request_id = request.request_id
-        if self._requests.get(request_id) is not request:
+        if request not in self._book:
             return
-        del self._requests[request_id]
-        if request.status is RequestStatus.RUNNING:
-            del self._running[request_id]
-            self._release_row(request)
-        elif request_id in self._holding:
-            del self._holding[request_id]
-        elif not self._restorer.cancel(request):
-            self._waiting.remove(request)
-            self.pool.policy.forget(request_id)
         if self._leaders.get(request.parent_id) is request:
             del self._leaders[request.parent_id]
-        self._kv.free(request)
-        request.status = RequestStatus.FINISHED
-        request.finish_reason = reason
-        request.stop_reason = stop_reason
+        self._book.end(request, reason, stop_reason)
 
     def abort(
         self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT
     ) -> list[Request]:
         """End these requests and return them; ids that are unknown or have ended are ignored."""
-        found = [self._requests[i] for i in dict.fromkeys(request_ids) if i in self._requests]
+        named = [self._book.get(request_id) for request_id in dict.fromkeys(request_ids)]
+        found = [request for request in named if request is not None]
         for request in found:
             self.finish(request, reason)
         return found
@@ -333,8 +317,8 @@ class Scheduler:
         Returns: whether it was forgotten.
         """
         if reset_running_requests:
-            self._preempt_everybody()
-        if self._running or self._holding or self._restorer.num_loading:
+            self._book.preempt_everybody()
+        if self._book.num_admitted:
             return self.pool.reset_prefix_cache()  # which says how many blocks are held
         self._pins.clear()
         self._restorer.clear()
@@ -346,15 +330,11 @@ class Scheduler:
         Running requests are preempted and recomputed with the new weights; what they have
         generated stays. Hand the last step to `update` first.
         """
-        self._preempt_everybody()
+        self._book.preempt_everybody()
         self._kv.hasher.advance_epoch()
         self._pins.clear()
         self.pool.reset_prefix_cache()
-        for request in self._waiting:
-            self.pool.policy.forget(request.request_id)
-            request.block_hashes.clear()
-            self._kv.extend_hashes(request)
-            self.pool.policy.expect(request.request_id, request.block_hashes)
+        self._book.rehash_waiting()
 
     def take_prefix_stats(self) -> PrefixStats:
         """Return tokens looked up in the prefix caches, and found there, since the last call.
@@ -366,11 +346,11 @@ class Scheduler:
 
     def take_num_discarded_tokens(self) -> int:
         """Return how many computed tokens preemptions have thrown away since the last call."""
-        taken, self._num_discarded_tokens = self._num_discarded_tokens, 0
+        taken, self._book.num_discarded_tokens = self._book.num_discarded_tokens, 0
         return taken
 
     def _check_new(self, request: Request) -> None:
-        if request.request_id in self._requests:
+        if self._book.get(request.request_id) is not None:
             raise ValueError(f"request_id={request.request_id!r} is in use by another request.")
         if not 0 < request.num_prompt_tokens < self.max_model_len:
             raise ValueError(
@@ -380,23 +360,13 @@ class Scheduler:
         self.check_fits(request.num_prompt_tokens + 1)
 
     def _register(self, request: Request) -> None:
-        self._kv.extend_hashes(request)
-        request.block_tables = [[] for _ in range(self._kv.num_groups)]
-        request.status = RequestStatus.WAITING
+        self._book.register(request)
         request.queued_time = self._clock()
-        self._requests[request.request_id] = request
-
-    def _enqueue(self, request: Request, *, in_front: bool = False) -> None:
-        if in_front:
-            self._waiting.push_front(request)
-        else:
-            self._waiting.push(request)
-        self.pool.policy.expect(request.request_id, request.block_hashes)
 
     def _schedule_running(self, step: StepPlan) -> None:
         block_size = self.pool.block_size
         is_plain = self._kv.is_plain
-        for request in list(self._running.values()):
+        for request in list(self._book.running.values()):
             if step.budget <= 0:
                 return
             if request.status is not RequestStatus.RUNNING:
@@ -432,10 +402,12 @@ class Scheduler:
     def _preempt_somebody(self, step: StepPlan) -> Request:
         """Take all blocks from the request that can best spare them, and return it."""
         step.is_short_of_blocks = True
-        if self._holding or self._restorer.num_loading:
-            return self._send_back_holder()
+        sent_back = self._book.send_back()
+        if sent_back is not None:
+            return sent_back
+        running = self._book.running
         if self._is_by_priority:
-            victim = max(self._running.values(), key=urgency)
+            victim = max(running.values(), key=urgency)
             row = step.remove(victim)
             if row is not None:
                 # Its blocks of this step were published and will never be computed.
@@ -443,41 +415,11 @@ class Scheduler:
                 victim.num_computed_tokens = row.start
         else:
             # Admitted last, hence not yet in this step: the loop goes by order of admission.
-            victim = next(reversed(self._running.values()))
-        self._preempt(victim)
+            victim = next(reversed(running.values()))
+        self._book.preempt(victim)
         # Victims come last first, so putting each in front keeps their order.
         step.preempted.insert(0, victim)
         return victim
-
-    def _preempt(self, victim: Request) -> None:
-        """Take a running request's blocks; its output stays, its KV is recomputed."""
-        del self._running[victim.request_id]
-        self._release_row(victim)
-        self._num_discarded_tokens += victim.num_computed_tokens
-        self._kv.free(victim)
-        victim.status = RequestStatus.PREEMPTED
-        victim.num_preemptions += 1
-        self._enqueue(victim, in_front=True)
-
-    def _send_back_holder(self) -> Request:
-        """Take the blocks from a waiting request: it loses nothing but a copy."""
-        if self._restorer.num_loading:
-            holder = self._restorer.cancel_last()
-        else:
-            _, holder = self._holding.popitem()
-        self._kv.free(holder)
-        self._enqueue(holder, in_front=True)
-        return holder
-
-    def _preempt_everybody(self) -> None:
-        while self._holding or self._restorer.num_loading:
-            self._send_back_holder()
-        for victim in reversed(self.running):
-            self._preempt(victim)
-
-    def _release_row(self, request: Request) -> None:
-        self._free_rows.append(request.batch_row)
-        request.batch_row = -1
 
     def _collect_restored(self) -> list[object]:
         """Let requests whose prefixes have arrived go on; return what has to be written first."""
@@ -485,34 +427,35 @@ class Scheduler:
             return []
         requests, payloads = self._restorer.collect()
         for request in requests:
-            self._holding[request.request_id] = request
+            self._book.hold(request)
         return payloads
 
-    def _schedule_holding(self, step: StepPlan) -> None:
-        while self._holding and step.budget > 0 and len(self._running) < self.max_num_seqs:
-            request = next(iter(self._holding.values()))
+    def _schedule_held(self, step: StepPlan) -> None:
+        held, running = self._book.held, self._book.running
+        while held and step.budget > 0 and len(running) < self.max_num_seqs:
+            request = next(iter(held.values()))
             num_tokens = step.clip(request.num_tokens - request.num_computed_tokens)
-            if not self._kv.extend(request, num_tokens):
-                if self._running or len(self._holding) == 1:
-                    return
+            if self._kv.extend(request, num_tokens):
+                self._start(request, step, num_tokens)
+            elif running or len(held) == 1:
+                return
+            else:
                 # Nobody will free a block: what the last ones hold has to do.
-                self._send_back_holder()
-                continue
-            del self._holding[request.request_id]
-            self._start(request, step, num_tokens)
+                self._book.send_back()
 
     def _schedule_waiting(self, step: StepPlan, ready_leaders: Set[str]) -> None:
         partial: PartialPrefills | None = None
         if self._prefill_limits.limits_admission:
-            partial = self._prefill_limits.count(self._running.values(), self.max_model_len)
+            partial = self._prefill_limits.count(self.running, self.max_model_len)
+        book, waiting = self._book, self._book.waiting
         passed_over: list[Request] = []
-        while step.budget > 0 and self._waiting and self._num_admitted < self.max_num_seqs:
-            request = self._waiting.peek()
+        while step.budget > 0 and waiting and book.num_admitted < self.max_num_seqs:
+            request = waiting.peek()
             if request.num_in_flight:
                 break  # preempted, and its last sample has not come back yet
             if self._shares_with_leader(request):
                 if request.parent_id not in ready_leaders:
-                    self._waiting.remove(request)
+                    book.pass_over(request)
                     passed_over.append(request)
                     continue
                 if self._kv.can_fork(self._leaders[request.parent_id], request):
@@ -521,7 +464,7 @@ class Scheduler:
                     continue
             hit = self._kv.find_hit(request)
             if self._restorer.start(request, hit):
-                self._leave_queue(request, hit)
+                book.leave_queue(request, hit)
                 continue
             remaining = request.num_tokens - hit.num_blocks * self.pool.block_size
             if not self._enable_chunked_prefill and remaining > step.budget:
@@ -529,29 +472,20 @@ class Scheduler:
             num_tokens = step.clip(remaining)
             if partial is not None and num_tokens < remaining:
                 if not partial.has_room_for(request):
-                    self._waiting.remove(request)
+                    book.pass_over(request)
                     passed_over.append(request)
                     continue
                 partial.add(request)
             # No request overtakes the head of the queue, or a long prompt might starve.
             if not self._kv.admit(request, num_tokens, hit):
                 break
-            self._leave_queue(request, hit)
+            book.leave_queue(request, hit)
             self._start(request, step, num_tokens)
-        for request in reversed(passed_over):
-            self._waiting.push_front(request)
-
-    def _leave_queue(self, request: Request, hit: PrefixHit) -> None:
-        self._waiting.remove(request)
-        policy = self.pool.policy
-        policy.forget(request.request_id)
-        policy.lookup(request.block_hashes, hit.num_blocks)
+        book.put_back(passed_over)
 
     def _start(self, request: Request, step: StepPlan, num_tokens: int) -> None:
         """Make a request that holds blocks a running one and schedule its first tokens."""
-        self._running[request.request_id] = request
-        request.batch_row = self._free_rows.pop()
-        request.status = RequestStatus.RUNNING
+        self._book.start(request)
         if request.num_cached_tokens < 0:
             self._record_first_scheduling(request)
         if request.num_samples > 1 and not self.pool.enable_caching:
@@ -579,7 +513,7 @@ class Scheduler:
         if not self._kv.extend(request, num_tokens):
             self._kv.free(request)
             return False
-        self._waiting.remove(request)
+        self._book.leave_queue(request, None)
         self._start(request, step, num_tokens)
         return True
 

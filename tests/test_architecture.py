@@ -33,8 +33,9 @@ REACHES_DOWN = {
     "model_presets",  # fills ModelConfig
     "row_table",  # asks for sampling parameters as the device reads them
     "runner",  # calls the compiled steps
+    "transfer",  # copies blocks of the cache
 }
-USES_JAX = {"loading", "runner"}
+USES_JAX = {"loading", "runner", "transfer"}
 JAX = {"jax", "jaxlib", "flax", "jaxtyping", "optax", "orbax"}
 
 # Libraries that belong to the top floor alone.

@@ -30,6 +30,7 @@ FOLDERS = {
     "paged.scheduler": "scheduler",
     "paged.scheduler.eviction": "scheduler/eviction",
     "paged.scheduler.simulator": "scheduler/simulator",
+    "paged.scheduler.tiers": "scheduler/tiers",
     "paged.server": "server",
 }
 SUBMODULES = ["paged.metadata", "paged.models.config", "paged.scheduler.params", "paged.server.cli"]

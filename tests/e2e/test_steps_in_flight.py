@@ -152,10 +152,3 @@ def test_one_step_at_a_time_gives_the_tokens_of_the_engine(engine: Engine) -> No
                 token_ids += output.outputs[0].token_ids
         assert run.request.output_token_ids[: len(token_ids)] == token_ids
         assert len(token_ids) >= (params.min_tokens or NUM_NEW_TOKENS)
-
-
-def test_a_step_without_sequences_has_an_empty_result(engine: Engine) -> None:
-    assert isinstance(engine.runner, ModelRunner)
-    result = engine.runner.execute(SchedulerOutput((), 0)).result()
-    assert result.token_ids.shape == (0,)
-    assert result.logprobs is None

@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from paged.cache_groups import CacheGroup, layers_per_group, one_group
 from paged.kv_cache import KVCache, KVCacheSpec, allocate_kv_cache
 from paged.metadata import AttentionMetadata
 from paged.models.batch import ForwardBatch
@@ -20,7 +21,7 @@ NUM_TOKENS, NUM_SEQS, MAX_BLOCKS = 64, 3, 16  # one static shape, so one compila
 
 
 class PagedModel:
-    """A model, its cache and the block tables of the sequences it has seen."""
+    """A model, its cache and the block tables of the sequences it has seen, by cache group."""
 
     def __init__(
         self,
@@ -29,16 +30,18 @@ class PagedModel:
         *,
         dtype: str,
         cache_sharding: jax.sharding.Sharding | None = None,
+        cache_groups: tuple[CacheGroup, ...] | None = None,
     ) -> None:
-        graphdef, _ = abstract_model(config, dtype=dtype)
+        self.groups = groups = cache_groups or one_group(config.num_layers)
+        graphdef, _ = abstract_model(config, dtype=dtype, cache_groups=cache_groups)
         spec = KVCacheSpec(
-            config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, dtype
+            layers_per_group(groups), config.num_kv_heads, config.head_dim, BLOCK_SIZE, dtype
         )
-        num_blocks = 1 + NUM_SEQS * MAX_BLOCKS
+        num_blocks = 1 + len(groups) * NUM_SEQS * MAX_BLOCKS
         self.params = params
         self.cache = allocate_kv_cache(spec, num_blocks, cache_sharding)
         shuffled = np.random.default_rng(0).permutation(np.arange(1, num_blocks))
-        self.block_tables = shuffled.reshape(NUM_SEQS, MAX_BLOCKS).astype(np.int32)
+        self.block_tables = shuffled.reshape(-1, NUM_SEQS, MAX_BLOCKS).astype(np.int32)
         self.num_computed = [0] * NUM_SEQS
 
         def step(
@@ -58,35 +61,37 @@ class PagedModel:
         return dict(zip(chunks, parts, strict=False))  # the last part is padding
 
     def _batch(self, chunks: Mapping[int, Sequence[int]]) -> ForwardBatch:
-        arrays = {name: np.zeros(NUM_TOKENS, np.int32) for name in ("ids", "positions", "slots")}
-        block_tables = np.zeros((NUM_SEQS, MAX_BLOCKS), np.int32)
+        arrays = {name: np.zeros(NUM_TOKENS, np.int32) for name in ("ids", "positions")}
+        num_groups = len(self.block_tables)
+        slots = np.zeros((num_groups, NUM_TOKENS), np.int32)
+        block_tables = np.zeros((num_groups, NUM_SEQS, MAX_BLOCKS), np.int32)
         seq_lens = np.zeros(NUM_SEQS, np.int32)
         query_start_loc = np.zeros(NUM_SEQS + 1, np.int32)
         start = 0
         for row, (sequence, chunk) in enumerate(chunks.items()):
             positions = self.num_computed[sequence] + np.arange(len(chunk))
             rows = slice(start, start + len(chunk))
-            table = self.block_tables[sequence]
+            tables = self.block_tables[:, sequence]
             arrays["ids"][rows] = chunk
             arrays["positions"][rows] = positions
-            arrays["slots"][rows] = table[positions // BLOCK_SIZE] * BLOCK_SIZE + (
-                positions % BLOCK_SIZE
-            )
+            blocks = tables[:, positions // BLOCK_SIZE]
+            slots[:, rows] = blocks * BLOCK_SIZE + positions % BLOCK_SIZE
             self.num_computed[sequence] += len(chunk)
-            block_tables[row] = table
+            block_tables[:, row] = tables
             seq_lens[row] = self.num_computed[sequence]
             start += len(chunk)
             query_start_loc[row + 1 :] = start
         return ForwardBatch(
             token_ids=arrays["ids"],
             positions=arrays["positions"],
-            attention=(
+            attention=tuple(
                 AttentionMetadata(
-                    block_tables=block_tables,
+                    block_tables=block_tables[group],
                     seq_lens=seq_lens,
                     query_start_loc=query_start_loc,
-                    slot_mapping=arrays["slots"],
-                ),
+                    slot_mapping=slots[group],
+                )
+                for group in range(num_groups)
             ),
             logits_indices=np.maximum(query_start_loc[1:] - 1, 0),
         )

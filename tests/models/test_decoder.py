@@ -23,6 +23,7 @@ from paged.models.forward import (
 )
 from paged.models.layers import RMSNorm
 from paged.sharding import KV_CACHE_AXES, ShardingRules, tensor_parallel_mesh
+from tests.models.dense import dense_logits, random_params
 from tests.models.helpers import BLOCK_SIZE, MAX_BLOCKS, PagedModel, prefill_in_chunks
 
 CONFIG = ModelConfig(
@@ -68,54 +69,6 @@ GEMMA_27B_SIZE = ModelConfig(
 )
 
 
-def random_params(config: ModelConfig) -> nnx.State[Any, Any]:
-    """float32 parameters of which no bias is zero and no norm is one."""
-    rng = np.random.default_rng(1)
-    _, abstract = abstract_model(config, dtype="float32")
-    return jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(0.0, 0.25, leaf.shape), jnp.float32), abstract
-    )
-
-
-def dense_logits(config: ModelConfig, params: nnx.State[Any, Any], ids: list[int]) -> np.ndarray:
-    """Logits of every position, `[len(ids), vocab]`, in float64 and without a cache."""
-    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), nnx.to_pure_dict(params))
-    length, half = len(ids), config.head_dim // 2
-    turns = np.exp(
-        1j * np.outer(np.arange(length), config.rope.theta ** -(np.arange(half) / half))
-    )[:, None]
-
-    def norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + config.rms_norm_eps) * weight
-
-    def linear(layer: dict, equation: str, x: np.ndarray) -> np.ndarray:
-        return np.einsum(equation, x, layer["weight"]) + layer["bias"]
-
-    def rotate(x: np.ndarray) -> np.ndarray:
-        turned = (x[..., :half] + 1j * x[..., half:]) * turns
-        return np.concatenate([turned.real, turned.imag], -1)
-
-    x = p["embed"]["weight"][ids]
-    for layer in p["layers"].values():
-        attention, mlp = layer["attention"], layer["mlp"]
-        normed = norm(x, layer["attention_norm"]["weight"])
-        q = rotate(linear(attention["q_proj"], "td,nhd->tnh", normed))
-        k = rotate(linear(attention["k_proj"], "td,nhd->tnh", normed))
-        v = linear(attention["v_proj"], "td,nhd->tnh", normed)
-        k, v = (np.repeat(y, config.num_q_heads // config.num_kv_heads, axis=1) for y in (k, v))
-        scores = np.einsum("tnh,snh->nts", q, k) / np.sqrt(config.head_dim)
-        weights = np.exp(np.where(np.tri(length, dtype=bool), scores, -np.inf))
-        weights /= weights.sum(-1, keepdims=True)
-        mixed = np.einsum("nts,snh->tnh", weights, v)
-        x = x + linear(attention["o_proj"], "tnh,dnh->td", mixed)
-        normed = norm(x, layer["mlp_norm"]["weight"])
-        gate = linear(mlp["gate_proj"], "td,fd->tf", normed)
-        up = linear(mlp["up_proj"], "td,fd->tf", normed)
-        x = x + linear(mlp["down_proj"], "tf,df->td", gate / (1 + np.exp(-gate)) * up)
-    head = p["embed"] if config.tie_word_embeddings else p["lm_head"]
-    return norm(x, p["norm"]["weight"]) @ head["weight"].T
-
-
 def abstract_batch(num_tokens: int, num_seqs: int) -> ForwardBatch:
     def ids(*shape: int) -> Any:
         return jax.ShapeDtypeStruct(shape, jnp.int32)
@@ -154,7 +107,7 @@ def test_token_ids_are_kept_beside_their_keys() -> None:
     prefill_in_chunks(model, prompts, {0: 4, 1: 2})
     stored = np.asarray(model.cache.token_ids)
     for i, prompt in prompts.items():
-        table = model.block_tables[i]
+        table = model.block_tables[0, i]
         assert stored[table].reshape(MAX_BLOCKS * BLOCK_SIZE)[: len(prompt)].tolist() == prompt
 
 

@@ -1,5 +1,7 @@
 """Memory to blocks, with the figures of the reference engine's documentation."""
 
+import re
+
 import pytest
 
 from paged.kv_cache import KVCacheSpec
@@ -7,6 +9,7 @@ from paged.scheduler.capacity import (
     GIB,
     MemoryBudget,
     available_kv_bytes,
+    blocks_per_request,
     check_one_request_fits,
     describe_capacity,
 )
@@ -39,6 +42,39 @@ def test_the_log_line_says_tokens_and_concurrency(num_blocks, max_model_len, tok
     line = describe_capacity(SPEC, num_blocks, max_model_len)
     assert f"GPU KV cache size: {tokens} tokens" in line
     assert f"Maximum concurrency for {max_model_len:,} tokens per request: {concurrency}" in line
+
+
+def test_a_sliding_group_needs_its_window_and_what_is_in_flight():
+    # The documented example: w = 4096, two steps of 2048 tokens, a long context.
+    in_flight = {"num_tokens_in_flight": 2 * 2048}
+    assert blocks_per_request(SPEC, 100_000, [4096], **in_flight) == 513
+    assert blocks_per_request(SPEC, 100_000, [None, 4096, 4096], **in_flight) == 6250 + 2 * 513
+    # A context shorter than the window caps it.
+    assert blocks_per_request(SPEC, 1000, [None, 4096], **in_flight) == 63 + 64
+
+
+def test_the_longest_context_that_fits_counts_every_group():
+    windows = (None, 256)
+    with pytest.raises(
+        CapacityError, match=r"needs 530 KV blocks .* only 99 .* to (\d+) or"
+    ) as got:
+        check_one_request_fits(SPEC, 100, 8192, windows, num_tokens_in_flight=16)
+    longest = int(re.search(r"to (\d+) or", str(got.value))[1])
+    fits = {n for n in range(1, 8193) if -(-n // 16) + -(-min(255 + 16, n) // 16) + 1 <= 99}
+    assert longest == max(fits)
+    check_one_request_fits(SPEC, 100, longest, windows, num_tokens_in_flight=16)
+
+
+def test_no_context_fits_into_the_null_block_alone():
+    with pytest.raises(CapacityError, match=r"only 0 .* to 0 or less"):
+        check_one_request_fits(SPEC, 1, 8192)
+
+
+def test_concurrency_counts_the_blocks_of_all_groups():
+    line = describe_capacity(SPEC, 1000, 4096, [None, 1024, 1024], num_tokens_in_flight=1024)
+    # 256 blocks, and twice ceil((1023 + 1024) / 16) + 1 = 129.
+    assert "GPU KV cache size: 7,968 tokens" in line
+    assert "concurrency for 4,096 tokens per request: 1.95x" in line
 
 
 def test_an_accelerator_is_used_up_to_its_share_weights_included():

@@ -213,10 +213,10 @@ def test_hit_on_free_blocks_counts_against_the_free_ones():
     # Two cached blocks are free and one is empty: 48 + 1 tokens would need two empty ones.
     longer = make_request("c", range(49))
     manager.extend_hashes(longer)
-    cached_blocks = manager.find_cached_blocks(longer)
-    assert len(cached_blocks) == 2
-    assert not manager.admit(longer, 17, cached_blocks)
-    assert [pool.ref_count(block_id) for block_id in cached_blocks] == [0, 0]
+    hit = manager.find_hit(longer)
+    assert hit.num_blocks == 2
+    assert not manager.admit(longer, 17, hit)
+    assert [pool.ref_count(block_id) for block_id in hit.block_ids] == [0, 0]
 
 
 # The order of reuse, seen from outside.

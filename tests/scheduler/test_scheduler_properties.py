@@ -287,7 +287,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         owners: dict[int, list[tuple[Request, int]]] = {}
         for request in self.requests:
             if request.status not in (RequestStatus.RUNNING, RequestStatus.LOADING):
-                is_holding = request in self.scheduler._holding.values()
+                is_holding = request in self.scheduler._book.held.values()
                 assert is_holding or not any(request.block_tables)
             for table in request.block_tables:
                 for index, block_id in enumerate(table):
