@@ -97,9 +97,9 @@ def _device(args: argparse.Namespace) -> tuple[StepCost, list[int]]:
             raise UserError("give --num-blocks, or --gpu and --model to derive it from memory.")
         return UnitSteps(), args.num_blocks
     # Byte sizes need JAX's types, which take a second to import.
-    from paged.scheduler.simulator.roofline import Roofline
     from paged.scheduler.simulator.gpus import find_gpu
     from paged.scheduler.simulator.model_presets import find_model
+    from paged.scheduler.simulator.roofline import Roofline
 
     roofline = Roofline(
         find_gpu(args.gpu),
