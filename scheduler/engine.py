@@ -50,8 +50,8 @@ class Runner(Protocol):
 class WaitableTiers(Protocol):
     """What the engine needs of the tiers."""
 
-    def wait(self, timeout_seconds: float) -> None:
-        """Return when some load has finished, or after the timeout."""
+    def wait(self, timeout: float) -> bool:
+        """Return when some load has finished, or after so many seconds."""
         ...
 
     def close(self) -> None:

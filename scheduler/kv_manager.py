@@ -71,9 +71,10 @@ class KVManager:
         self._pool = pool
         self._windows = tuple(windows)
         self._sliding = [(g, w) for g, w in enumerate(windows) if w is not None]
+        self._has_groups = len(windows) > 1
         self._max_num_batched_tokens = max_num_batched_tokens
         self._copies: list[tuple[int, int]] = []
-        if self._sliding:
+        if self._has_groups:
             pool.split_key = _split_key
         self._may_share_partial = False
 
@@ -119,28 +120,30 @@ class KVManager:
                 if block_id is None:
                     break
                 first.append(block_id)
-        if not self._sliding:
+        if not self._has_groups:
             return PrefixHit(len(first), (first,))
         return self._find_hybrid_hit(request.block_hashes, first)
 
     def _find_hybrid_hit(self, hashes: Sequence[bytes], first: list[int]) -> PrefixHit:
-        """Shorten the first group's hit until every sliding group has the window before its end."""
+        """Shorten the first group's hit until every group has what the next token looks back to."""
         length = len(first)
         tables: dict[int, list[int]] = {}
         is_settled = False
         while not is_settled:
             is_settled = True
-            for group, window in self._sliding:
-                tables[group] = self._sliding_hit(hashes[:length], group, window)
+            for group in range(1, len(self._windows)):
+                tables[group] = self._group_hit(hashes[:length], group)
                 if len(tables[group]) < length:
                     length, is_settled = len(tables[group]), False
-        return PrefixHit(
-            length, (first[:length], *(tables[group][:length] for group, _ in self._sliding))
-        )
+        return PrefixHit(length, (first[:length], *(tables[g][:length] for g in sorted(tables))))
 
-    def _sliding_hit(self, hashes: Sequence[bytes], group: int, window: int) -> list[int]:
-        """Return the table of the longest prefix whose end a sliding window can look back from."""
-        wanted = -(-(window - 1) // self._pool.block_size)
+    def _group_hit(self, hashes: Sequence[bytes], group: int) -> list[int]:
+        """Return the table of the longest prefix whose end the group can look back from.
+
+        With a sliding window only the blocks that it covers need to be there.
+        """
+        window = self._windows[group]
+        wanted = len(hashes) if window is None else -(-(window - 1) // self._pool.block_size)
         found: list[int] = []  # from right to left
         end = len(hashes)
         for index in range(len(hashes) - 1, -1, -1):
@@ -248,7 +251,7 @@ class KVManager:
             if pool.block_hash(block_id) is None:  # else a fork shares it and was first
                 pool.register(block_id, hashes[index], parent)
             parent = block_id
-        for group, _ in self._sliding:
+        for group in range(1, len(self._windows)):
             table = request.block_tables[group]
             for index in range(start, num_full):
                 block_id = table[index]

@@ -5,12 +5,13 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
 
 from paged.backends import device_memory, keep_freed_memory, resolve_backend
+from paged.cache_groups import CacheGroup, group_layers, one_group
 from paged.kv_cache import KVCacheSpec, allocate_kv_cache
 from paged.models.checkpoint import Checkpoint, open_checkpoint
 from paged.models.compilation import make_cache_directory, persistent_cache
@@ -30,9 +31,11 @@ from paged.scheduler.capacity import (
 from paged.scheduler.config import EngineConfig, StepLimits
 from paged.scheduler.engine import Engine
 from paged.scheduler.eviction.policies import make_policy
+from paged.scheduler.offloading import BlockMover, check_offloading, make_tiers
 from paged.scheduler.prefix_cache import PrefixHasher
 from paged.scheduler.runner import ModelRunner
 from paged.scheduler.scheduler import Scheduler
+from paged.scheduler.tiers.manager import TierManager
 
 logger = logging.getLogger(__name__)
 
@@ -101,21 +104,33 @@ def load_engine(
         "Starting to load model %s (%s).", checkpoint.name, checkpoint.model_config.architecture
     )
     limits = StepLimits.of(config)
-    spec = _kv_cache_spec(config, checkpoint.model_config)
+    groups = _cache_groups(config, checkpoint.model_config)
+    windows = tuple(group.sliding_window for group in groups)
+    spec = _kv_cache_spec(config, checkpoint.model_config, groups)
     # Before the weights: a pool too small should not cost the minutes that those may take.
     num_blocks = size_kv_cache(spec, config, checkpoint.model_config)
-    check_one_request_fits(spec, num_blocks, limits.max_model_len)
-    logger.info("%s", describe_capacity(spec, num_blocks, limits.max_model_len))
-    runner = _load_runner(checkpoint, config, spec, num_blocks, phases, progress=progress)
+    in_flight = limits.max_num_batched_tokens
+    check_one_request_fits(
+        spec, num_blocks, limits.max_model_len, windows, num_tokens_in_flight=in_flight
+    )
+    capacity = describe_capacity(
+        spec, num_blocks, limits.max_model_len, windows, num_tokens_in_flight=in_flight
+    )
+    logger.info("%s", capacity)
+    _check_tiers(config, windows)
+    runner, tiers = _load_runner(
+        checkpoint, config, spec, num_blocks, groups, phases, progress=progress
+    )
     logger.info(
         "Ready in %.1f s: %s.",
         sum(phases.values()),
         ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items()),
     )
     engine = Engine(
-        scheduler=_make_scheduler(config, num_blocks),
+        scheduler=_make_scheduler(config, num_blocks, windows, tiers),
         runner=runner,
         async_scheduling=config.async_scheduling,
+        tiers=tiers,
         tokenizer=tokenizer,
         processor=InputProcessor(
             tokenizer,
@@ -135,7 +150,12 @@ def load_engine(
     )
 
 
-def _make_scheduler(config: EngineConfig, num_blocks: int) -> Scheduler:
+def _make_scheduler(
+    config: EngineConfig,
+    num_blocks: int,
+    windows: Sequence[int | None],
+    tiers: TierManager | None,
+) -> Scheduler:
     limits, prefill = StepLimits.of(config), config.prefill_limits
     pool = BlockPool(
         num_blocks,
@@ -153,7 +173,9 @@ def _make_scheduler(config: EngineConfig, num_blocks: int) -> Scheduler:
         long_prefill_token_threshold=prefill.long_prefill_token_threshold,
         max_num_partial_prefills=prefill.max_num_partial_prefills,
         max_long_partial_prefills=prefill.max_long_partial_prefills,
+        windows=windows,
         hasher=PrefixHasher(config.prefix_caching_hash_algo),
+        tiers=tiers,
     )
 
 
@@ -162,19 +184,25 @@ def _load_runner(
     config: EngineConfig,
     spec: KVCacheSpec,
     num_blocks: int,
+    groups: tuple[CacheGroup, ...],
     phases: dict[str, float],
     *,
     progress: bool,
-) -> ModelRunner:
-    """Load the weights, allocate the KV cache and compile every step."""
+) -> tuple[ModelRunner, TierManager | None]:
+    """Load the weights, allocate the KV cache and its tiers, and compile every step."""
     limits, model = StepLimits.of(config), checkpoint.model_config
     graphdef, _ = abstract_model(
-        model, dtype=config.dtype, attention_backend=config.attention_backend
+        model,
+        dtype=config.dtype,
+        attention_backend=config.attention_backend,
+        cache_groups=groups,
     )
     with _phase(phases, "load weights"), contextlib.closing(checkpoint.open_source()) as source:
         params = load_params(model, source, dtype=config.dtype, progress=progress)
     with _phase(phases, "allocate KV cache"):
         kv_cache = allocate_kv_cache(spec, num_blocks)
+        mover = BlockMover(kv_cache, has_tiers=config.kv_offloading_size > 0)
+        tiers = make_tiers(config, mover.transfer, params)
     if jax.default_backend() == "cpu":
         keep_freed_memory()
     runner = ModelRunner(
@@ -184,17 +212,38 @@ def _load_runner(
         max_num_seqs=limits.max_num_seqs,
         max_blocks_per_seq=spec.blocks_for(limits.max_model_len),
         vocab_size=model.vocab_size,
+        num_groups=len(groups),
+        block_mover=mover,
     )
     table = BucketTable(limits.max_num_seqs, limits.max_num_batched_tokens)
     logger.info("Compiling for %d shapes of a step.", len(table.buckets))
     with _phase(phases, "compile steps"), persistent_cache(config.compilation_cache_dir):
         runner.warmup(table, progress=progress)
-    return runner
+        mover.warmup()
+    return runner, tiers
 
 
-def _kv_cache_spec(config: EngineConfig, model: ModelConfig) -> KVCacheSpec:
+def _cache_groups(config: EngineConfig, model: ModelConfig) -> tuple[CacheGroup, ...]:
+    if config.disable_hybrid_kv_cache_manager:
+        return one_group(model.num_layers)
+    return group_layers(model.layer_windows)
+
+
+def _check_tiers(config: EngineConfig, windows: Sequence[int | None]) -> None:
+    """Refuse, before the weights are loaded, what the tiers cannot do."""
+    if config.kv_offloading_size and len(windows) > 1:
+        raise ValueError(
+            "kv_offloading_size does not work with a model that mixes full and sliding-window "
+            "layers; set disable_hybrid_kv_cache_manager, or leave offloading off."
+        )
+    check_offloading(config)
+
+
+def _kv_cache_spec(
+    config: EngineConfig, model: ModelConfig, groups: Sequence[CacheGroup]
+) -> KVCacheSpec:
     return KVCacheSpec(
-        num_layers=model.num_layers,
+        num_layers=max(len(group.layers) for group in groups),
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         block_size=config.block_size,

@@ -50,8 +50,8 @@ class Tiers(Protocol):
     def take_saves(self) -> Sequence[tuple[int, bytes]]:
         """Return the evicted blocks to be read before the next step."""
 
-    def clear(self) -> None:
-        """Forget all content."""
+    def clear(self, namespace: str | None = None) -> None:
+        """Forget all content; what follows is stored under another name where that outlives us."""
 
 
 @dataclass(slots=True)
@@ -162,10 +162,10 @@ class Restorer:
         """Return the evicted blocks to be read before the step that is being planned."""
         return () if self._tiers is None else self._tiers.take_saves()
 
-    def clear(self) -> None:
-        """Forget what the tiers hold."""
+    def clear(self, namespace: str | None = None) -> None:
+        """Forget what the tiers hold; `namespace` names what new weights will compute."""
         if self._tiers is not None:
-            self._tiers.clear()
+            self._tiers.clear(namespace)
 
     def _tokens_by_medium(self, media: Sequence[str]) -> dict[str, int]:
         return {medium: media.count(medium) * self._pool.block_size for medium in set(media)}

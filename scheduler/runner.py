@@ -192,11 +192,11 @@ class ModelRunner:
         mover = self._block_mover
         if mover is None:
             raise RuntimeError("The step moves blocks; make the runner with a block_mover.")
-        if output.saves:
-            mover.save(self._kv_cache, output.saves)
         # Rebound at once: the donated arrays are gone.
         if output.restores:
             self._kv_cache = mover.restore(self._kv_cache, output.restores)
+        if output.saves:
+            mover.save(self._kv_cache, output.saves)
         if output.block_copies:
             self._kv_cache = mover.copy(self._kv_cache, output.block_copies)
 

@@ -9,6 +9,7 @@ counts as a token whose value is not known yet (docs/decisions/0018).
 """
 
 import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import NamedTuple
 
@@ -333,6 +334,8 @@ class Scheduler:
         self._book.preempt_everybody()
         self._kv.hasher.advance_epoch()
         self._pins.clear()
+        # Another process may count the epochs of other weights: the name has to be unique.
+        self._restorer.clear(uuid.uuid4().hex)
         self.pool.reset_prefix_cache()
         self._book.rehash_waiting()
 

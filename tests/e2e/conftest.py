@@ -10,8 +10,11 @@ import pytest
 from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.config import EngineConfig
 from paged.scheduler.engine import Engine
+from paged.scheduler.eviction.policies import make_policy
 from paged.scheduler.loading import LoadedEngine, load_engine
 from paged.scheduler.scheduler import Scheduler
+from paged.scheduler.tiers.manager import TierManager
+from paged.scheduler.tiers.transfer import TierTransfer
 
 BLOCK_SIZE = 16
 
@@ -31,6 +34,8 @@ def smollm(demo_model_path: Path) -> Iterator[LoadedEngine]:
         max_num_batched_tokens=512,
         block_size=BLOCK_SIZE,
         num_gpu_blocks_override=512,
+        # So that the runner can move blocks; its own tiers are hardly used.
+        kv_offloading_size=0.01,
         compilation_cache_dir=None,
     )
     loaded = load_engine(str(demo_model_path), config, progress=False)
@@ -39,25 +44,51 @@ def smollm(demo_model_path: Path) -> Iterator[LoadedEngine]:
 
 
 @pytest.fixture
-def make_engine(smollm: LoadedEngine) -> Callable[..., Engine]:
-    """Return engines that share the loaded runner but have a scheduler of their own."""
+def make_engine(smollm: LoadedEngine) -> Iterator[Callable[..., Engine]]:
+    """Return engines that share the loaded runner but have a scheduler of their own.
+
+    `make_tiers` gets the runner's side of the tiers and returns them.
+    """
+    engines = []
 
     def make(
-        *, num_blocks: int = 512, token_budget: int = 512, enable_prefix_caching: bool = False
+        *,
+        num_blocks: int = 512,
+        token_budget: int = 512,
+        max_model_len: int = 1536,
+        enable_prefix_caching: bool = False,
+        eviction: str = "lru",
+        async_scheduling: bool = True,
+        make_tiers: Callable[[TierTransfer], TierManager] | None = None,
+        **settings,
     ) -> Engine:
-        pool = BlockPool(num_blocks, BLOCK_SIZE, enable_prefix_caching)
-        scheduler = Scheduler(
-            pool=pool, max_num_seqs=16, max_num_batched_tokens=token_budget, max_model_len=1536
-        )
         shared = smollm.engine
+        pool = BlockPool(
+            num_blocks, BLOCK_SIZE, enable_prefix_caching, policy=make_policy(eviction)
+        )
+        tiers = make_tiers(shared.runner._block_mover.transfer) if make_tiers else None
+        scheduler = Scheduler(
+            pool=pool,
+            max_num_seqs=16,
+            max_num_batched_tokens=token_budget,
+            max_model_len=max_model_len,
+            tiers=tiers,
+            **settings,
+        )
+        engines.append(tiers)
         return Engine(
             scheduler=scheduler,
             runner=shared.runner,
             tokenizer=shared.tokenizer,
             processor=shared.processor,
+            async_scheduling=async_scheduling,
+            tiers=tiers,
         )
 
-    return make
+    yield make
+    for tiers in engines:
+        if tiers is not None:
+            tiers.close()
 
 
 @pytest.fixture(scope="session")

@@ -177,5 +177,5 @@ class FakeTiers:
     def cancel(self, request_id) -> None:
         self.loads.pop(request_id, None)
 
-    def clear(self) -> None:
+    def clear(self, namespace=None) -> None:
         self.stored.clear()

@@ -105,7 +105,7 @@ def contents(runner: ModelRunner, mover: RecordingMover, block_id: int) -> list[
     return mover.saved[READ]
 
 
-def test_blocks_are_saved_restored_and_copied_before_the_step_writes(
+def test_blocks_are_restored_saved_and_copied_before_the_step_writes(
     runner: ModelRunner, mover: RecordingMover
 ) -> None:
     runner.execute(SchedulerOutput((prefill([1, 2, 3, 4], 1, version=1),), 4)).result()
@@ -114,13 +114,13 @@ def test_blocks_are_saved_restored_and_copied_before_the_step_writes(
         (prefill([5, 6, 7, 8], 1, version=2),),
         4,
         block_copies=((1, 2), (3, 4)),
-        saves=((1, b"old"), (3, b"unrestored")),
+        saves=((1, b"old"), (3, b"restored")),
         restores=((3, [9, 9, 9, 9]),),
     )
     runner.execute(output).result()
-    assert mover.calls == ["save", "restore", "copy"]
+    assert mover.calls == ["restore", "save", "copy"]
     assert mover.saved[b"old"] == [1, 2, 3, 4]
-    assert mover.saved[b"unrestored"] == [0, 0, 0, 0]
+    assert mover.saved[b"restored"] == [9, 9, 9, 9]
     held = {block_id: contents(runner, mover, block_id) for block_id in (1, 2, 3, 4)}
     assert held == {1: [5, 6, 7, 8], 2: [1, 2, 3, 4], 3: [9] * 4, 4: [9] * 4}
 
