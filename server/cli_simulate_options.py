@@ -4,7 +4,6 @@ import argparse
 import pathlib
 from collections.abc import Callable
 
-from paged.scheduler.request_queue import SCHEDULING_POLICIES
 from paged.server.cli_options import size
 
 # Options that are arguments of the built-in traces; None leaves the trace's own default.
@@ -149,7 +148,7 @@ def _add_scheduling_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--scheduling-policy",
-        choices=SCHEDULING_POLICIES,
+        choices=("fcfs", "priority"),
         default="fcfs",
         help="serve by arrival, or by the priorities of the trace",
     )
