@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from paged.scheduler.request_queue import SCHEDULING_POLICIES
 from paged.server.cli import build_parser, main
 from paged.server.cli_options import dashed
 from tests.server.process import ROOT
@@ -150,6 +151,11 @@ def test_values_that_cannot_be_parsed_exit_with_2(capsys, arguments, message: st
         main(["simulate", *arguments])
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
+def test_every_scheduling_policy_is_offered(capsys, policy: str):
+    output(capsys, *SMALL, "--scheduling-policy", policy)
 
 
 def test_defaults_are_those_of_the_configuration():
