@@ -164,7 +164,8 @@ def _baselines(
             "live_of_reserved": 1 - result.steps.mean_waste(),
         },
     }
-    if config.concurrency is not None and config.concurrency <= config.max_num_seqs:
+    # A static batch reserves the longest request for each of its rows.
+    if config.concurrency and config.concurrency * max_model_len <= num_slots:
         static = simulate_static_batching(trace, config.concurrency, cost)
         continuous = result.per_second(result.totals.output_tokens)
         found["static_batching"] = {

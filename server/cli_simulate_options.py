@@ -31,7 +31,8 @@ def add_simulate_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--baselines",
         action="store_true",
-        help="compare with contiguous reservations and, with a closed loop, static batches",
+        help="compare with contiguous reservations and, in a closed loop, with static batches, if as "
+        "many of the longest requests fit",
     )
     group.add_argument(
         "--write-trace", type=pathlib.Path, metavar="FILE", help="only write the trace, as JSONL"

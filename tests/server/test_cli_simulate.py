@@ -98,13 +98,16 @@ def test_csv_is_written(capsys, tmp_path):
 
 
 def test_baselines_are_compared(capsys):
-    arguments = ["simulate", "--trace", "poisson", "--num-requests", "400", "--num-blocks", "982",
-                 "--concurrency", "32", "--baselines"]  # fmt: skip
-    found = json.loads(output(capsys, *arguments, "--json"))["baselines"]
+    arguments = ["simulate", "--trace", "poisson", "--num-requests", "400", "--concurrency", "32",
+                 "--baselines", "--num-blocks"]  # fmt: skip
+    found = json.loads(output(capsys, *arguments, "982", "--json"))["baselines"]
     live = {use["strategy"]: use["live"] for use in found["reservations"]}
     assert live["max"] < live["pow2"] < live["oracle"] < found["blocks"]["live"]
+    # A static batch of 32 would need 32 times the longest request.
+    assert "static_batching" not in found
+    found = json.loads(output(capsys, *arguments, "6000", "--json"))["baselines"]
     assert found["static_batching"]["continuous_over_static"] > 1.5
-    text = output(capsys, *arguments)
+    text = output(capsys, *arguments, "6000")
     assert "blocks" in text
     assert "times the throughput of static batches" in text
 
