@@ -29,6 +29,8 @@ REACHES_DOWN = {
     "llm",  # exposes the tokenizer
     "loading",  # opens the checkpoint and builds everything
     "logprobs",  # asks the tokenizer for the text of tokens
+    "model_presets",  # fills ModelConfig
+    "roofline",  # asks KVCacheSpec and ModelConfig for sizes
     "row_table",  # asks for sampling parameters as the device reads them
     "offloading",  # makes what moves blocks on the device
     "runner",  # calls the compiled steps

@@ -29,6 +29,7 @@ FOLDERS = {
     "paged.models": "models",
     "paged.scheduler": "scheduler",
     "paged.scheduler.eviction": "scheduler/eviction",
+    "paged.scheduler.simulator": "scheduler/simulator",
     "paged.scheduler.tiers": "scheduler/tiers",
     "paged.server": "server",
 }
