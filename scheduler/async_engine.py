@@ -323,7 +323,6 @@ class AsyncEngine:
         try:
             while True:
                 self._take_inbox()
-                self._cache_events.hand_over()
                 if self._stopping:
                     return
                 if not self._engine.has_unfinished:
@@ -362,6 +361,7 @@ class AsyncEngine:
     def _answer[T](self, answer: asyncio.Future[T], function: Callable[[], T]) -> None:
         """Run a caller's function; one that fails leaves the engine in no state to go on."""
         result = function()
+        self._cache_events.hand_over()
         self._call_loop(lambda: None if answer.done() else answer.set_result(result))
 
     def _abort(self, request_id: str) -> None:

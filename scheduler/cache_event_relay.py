@@ -53,7 +53,7 @@ class CacheEventRelay:
         return unsubscribe
 
     def hand_over(self) -> None:
-        """Send what was collected to the event loop; call on the engine thread after each step."""
+        """Send what was collected to the event loop; call on the engine thread."""
         if self._collected:
             events = tuple(self._collected)
             self._collected.clear()

@@ -15,6 +15,16 @@ from paged.scheduler.request_queue import SCHEDULING_POLICIES
 from paged.server.cli_options import LOG_LEVELS, size
 
 
+def gib(text: str) -> float:
+    """Parse a number of GiB, without a suffix as in the reference."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of GiB; write 4 or 0.5, for example"
+        ) from None
+
+
 def add_engine_options(
     parser: argparse.ArgumentParser,
     *,
@@ -141,7 +151,7 @@ def _add_prefix_cache_options(
     )
     group.add_argument(
         "--kv-offloading-size",
-        type=float,
+        type=gib,
         default=defaults.kv_offloading_size,
         metavar="GIB",
         help="host memory, in GiB, for blocks evicted from the device; 0: none",
@@ -153,7 +163,7 @@ def _add_prefix_cache_options(
     )
     group.add_argument(
         "--kv-offloading-disk-size",
-        type=float,
+        type=gib,
         metavar="GIB",
         help="most GiB in that folder (default: until the disk is full)",
     )
