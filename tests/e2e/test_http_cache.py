@@ -54,6 +54,13 @@ class Client:
         async with self._session.post(f"/reset_prefix_cache{query}", headers=headers) as response:
             return (await response.json())["success"]
 
+    async def cache_config(self) -> dict[str, str]:
+        """Return the labels of the metric that describes the cache."""
+        async with self._session.get("/metrics") as response:
+            text = await response.text()
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        return families["vllm:cache_config_info"].samples[0].labels
+
     async def counters(self) -> dict[str, float]:
         """Return the sum over labels of every sample on /metrics."""
         await asyncio.sleep(0.05)  # the last figures are on their way to the event loop
@@ -147,6 +154,21 @@ def test_a_reset_forgets_and_may_preempt(serve):
         assert after[discarded] - before[discarded] >= 100
 
     serve(test)
+
+
+def test_settings_of_the_cache_are_labels(serve):
+    info = serve(Client.cache_config)
+    assert {
+        "block_size": "8",
+        "num_gpu_blocks": "65",
+        "enable_prefix_caching": "True",
+        "prefix_cache_policy": "lru",
+        "prefix_caching_hash_algo": "sha256_cbor",
+        "kv_offloading_size": "0.0",
+        "kv_offloading_disk_size": "None",
+        "disable_hybrid_kv_cache_manager": "False",
+    }.items() <= info.items()
+    assert not [name for name in info if "path" in name], "the page may be open to strangers"
 
 
 def test_counters_agree_with_what_clients_were_told(serve):
