@@ -1,7 +1,6 @@
 """The prefix cache over HTTP, on a real engine: tenants, cache modes, counters that add up."""
 
 import asyncio
-import dataclasses
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -76,10 +75,9 @@ class Client:
 @pytest.fixture(scope="module")
 def serve(tiny_model, tiny_config) -> Iterator[Serve]:
     """Run a test against a server with two tenants, which lives as long as the module."""
-    config = dataclasses.replace(tiny_config, async_scheduling=False)
     settings = ServerSettings(api_keys=KEYS, dev_mode=True, log_stats=False)
     with asyncio.Runner() as loop:
-        engine = loop.run(AsyncEngine.create(str(tiny_model), config, progress=False))
+        engine = loop.run(AsyncEngine.create(str(tiny_model), tiny_config, progress=False))
         runner = make_runner(make_app(engine, settings))
 
         async def start() -> None:

@@ -129,6 +129,23 @@ def test_folder_of_evicted_blocks_may_be_in_the_home_folder(monkeypatch):
     assert engine_config(args).kv_offloading_path == "/home/me/kv"
 
 
+ABOUT_THE_MODEL = {
+    "dtype",
+    "seed",
+    "attention_backend",
+    "generation_config",
+    "compilation_cache_dir",
+}
+
+
+def test_operators_are_told_of_every_flag_of_memory_and_scheduling():
+    page = (ROOT / "docs" / "serving.md").read_text()
+    flags = [name.replace("_", "-") for name in FLAGS if name not in ABOUT_THE_MODEL]
+    missing = [name for name in flags if not re.search(rf"`--(no-)?{name}\b", page)]
+    missing += [name for name in (*POLICIES, *HASH_ALGORITHMS) if f"`{name}`" not in page]
+    assert not missing, "explain these in docs/serving.md"
+
+
 def test_only_generate_knows_its_queue_and_looks_ahead():
     policies = [engine_config(parse(c)).prefix_cache_policy for c in ("serve", "chat", "generate")]
     assert policies == ["lru", "lru", "lookahead"]
@@ -288,11 +305,11 @@ def test_sampling_fields_leave_out_what_was_not_given():
         (["serve", "--attention-backend", "x"], "argument --attention-backend: invalid choice"),
         (
             ["serve", "--prefix-cache-policy", "x"],
-            "(choose from 'lru', 'mru', 'lip', 'bip', 'arc', 'cost', 'lookahead')",
+            f"(choose from {', '.join(map(repr, POLICIES))})",
         ),
         (
             ["serve", "--prefix-caching-hash-algo", "md5"],
-            "(choose from 'sha256_cbor', 'sha256', 'xxhash_cbor', 'xxhash')",
+            f"(choose from {', '.join(map(repr, HASH_ALGORITHMS))})",
         ),
         (["serve", "--scheduling-policy", "x"], "(choose from 'fcfs', 'priority')"),
         (["serve", "--kv-offloading-size", "4G"], "'4G' is no number of GiB; write 4 or 0.5"),
