@@ -1,8 +1,11 @@
 """The prefix cache over HTTP, on a real engine: tenants, cache modes, counters that add up."""
 
 import asyncio
+import contextlib
+import dataclasses
 import json
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -11,6 +14,7 @@ from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from paged.scheduler.async_engine import AsyncEngine
+from paged.scheduler.config import EngineConfig
 from paged.server.app import make_app, make_runner
 from paged.server.settings import ServerSettings
 
@@ -61,7 +65,7 @@ class Client:
         return families["vllm:cache_config_info"].samples[0].labels
 
     async def counters(self) -> dict[str, float]:
-        """Return the sum over labels of every sample on /metrics."""
+        """Return the sum over labels of every sample on /metrics, and each medium's own."""
         await asyncio.sleep(0.05)  # the last figures are on their way to the event loop
         async with self._session.get("/metrics") as response:
             text = await response.text()
@@ -69,15 +73,24 @@ class Client:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 totals[sample.name] = totals.get(sample.name, 0) + sample.value
+                if "medium" in sample.labels:
+                    totals[sample.labels["medium"]] = sample.value
         return totals
 
 
 @pytest.fixture(scope="module")
 def serve(tiny_model, tiny_config) -> Iterator[Serve]:
     """Run a test against a server with two tenants, which lives as long as the module."""
+    with serving(tiny_model, tiny_config) as run:
+        yield run
+
+
+@contextlib.contextmanager
+def serving(model: Path, config: EngineConfig) -> Iterator[Serve]:
+    """Yield a function that runs a test against a server with two tenants."""
     settings = ServerSettings(api_keys=KEYS, dev_mode=True, log_stats=False)
     with asyncio.Runner() as loop:
-        engine = loop.run(AsyncEngine.create(str(tiny_model), tiny_config, progress=False))
+        engine = loop.run(AsyncEngine.create(str(model), config, progress=False))
         runner = make_runner(make_app(engine, settings))
 
         async def start() -> None:
@@ -95,9 +108,11 @@ def serve(tiny_model, tiny_config) -> Iterator[Serve]:
             await runner.cleanup()
             await engine.shutdown()
 
-        loop.run(start())
-        yield lambda test: loop.run(run(test))
-        loop.run(stop())
+        try:
+            loop.run(start())
+            yield lambda test: loop.run(run(test))
+        finally:
+            loop.run(stop())
 
 
 def prompt(seed: int, length: int = 100) -> list[int]:
@@ -203,3 +218,37 @@ def test_counters_agree_with_what_clients_were_told(serve):
         )
 
     serve(test)
+
+
+@pytest.mark.parametrize(("num_host_blocks", "medium"), [(200, "host"), (4, "disk")])
+def test_what_comes_back_from_below_is_counted_by_medium(
+    tiny_model, tiny_config, tmp_path, num_host_blocks, medium
+):
+    config = dataclasses.replace(
+        tiny_config,
+        kv_offloading_size=num_host_blocks * 9 * 2**10 / 2**30,  # the tiny model's have 8 KiB
+        kv_offloading_path=str(tmp_path / "kv"),
+    )
+
+    async def test(client: Client) -> None:
+        for seed in range(20, 26):  # 6 x 25 blocks, where the device has 64
+            await client.usage(prompt(seed, 200))
+        before = await client.counters()
+        usages = [await client.usage(prompt(seed, 200)) for seed in range(20, 26)]
+        after = await client.counters()
+        grown = {name: after[name] - before[name] for name in after}
+        told = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+        on_device = grown["vllm:prefix_cache_hits_total"]
+        below = grown["vllm:external_prefix_cache_hits_total"]
+        assert on_device + below == told == grown["vllm:prompt_tokens_cached_total"]
+        assert below == grown["host"] + grown["disk"]
+        assert grown[medium] > 0
+        num_prompt_tokens = sum(usage["prompt_tokens"] for usage in usages)
+        assert grown["vllm:prefix_cache_queries_total"] == num_prompt_tokens
+        external_queries = grown["vllm:external_prefix_cache_queries_total"]
+        assert external_queries == num_prompt_tokens - on_device
+        assert await client.reset()
+        assert [await client.cached(prompt(seed, 200)) for seed in range(20, 26)] == [0] * 6
+
+    with serving(tiny_model, config) as run:
+        run(test)
