@@ -36,5 +36,3 @@ def make_policy(name: str, **options: object) -> EvictionPolicy:
     if name not in _MAKERS:
         raise ValueError(f"eviction policy {name!r} is unknown; choose from {', '.join(POLICIES)}.")
     return _MAKERS[name](**options)
-
-DEFAULT_POLICY = "lru"
