@@ -31,7 +31,7 @@ def add_simulate_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--baselines",
         action="store_true",
-        help="compare with contiguous reservations and, in a closed loop, with static batches, if as "
+        help="compare with contiguous reservations, and in a closed loop with static batches if as "
         "many of the longest requests fit",
     )
     group.add_argument(
