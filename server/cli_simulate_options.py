@@ -4,6 +4,7 @@ import argparse
 import pathlib
 from collections.abc import Callable
 
+from paged.scheduler.eviction.policies import DEFAULT_POLICY
 from paged.server.cli_options import size
 
 # Options that are arguments of the built-in traces; None leaves the trace's own default.
@@ -31,7 +32,7 @@ def add_simulate_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--baselines",
         action="store_true",
-        help="compare with contiguous reservations and, in a closed loop, with static batches, if as "
+        help="compare with contiguous reservations, and in a closed loop with static batches if as "
         "many of the longest requests fit",
     )
     group.add_argument(
@@ -110,9 +111,10 @@ def _add_cache_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--policy",
         type=names,
-        default=["lru"],
+        default=[DEFAULT_POLICY],
         metavar="NAME,...",
-        help="eviction policies, such as lookahead:8 or optimal; all compares all (default: lru)",
+        help="eviction policies, such as lookahead:8 or optimal; all compares all "
+        f"(default: {DEFAULT_POLICY})",
     )
     group.add_argument(
         "--enable-prefix-caching",

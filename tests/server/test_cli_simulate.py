@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from paged.scheduler.request_queue import SCHEDULING_POLICIES
+from paged.scheduler.simulator.config import SimulationConfig
 from paged.server.cli import build_parser, main
 from paged.server.cli_options import dashed
 from tests.server.process import ROOT
@@ -163,8 +164,14 @@ def test_every_scheduling_policy_is_offered(capsys, policy: str):
 
 def test_defaults_are_those_of_the_configuration():
     args = build_parser().parse_args(dashed(["simulate", "--num_blocks=1k"]))
-    assert (args.num_blocks, args.block_size, args.policy) == ([1000], 16, ["lru"])
-    assert (args.max_num_seqs, args.max_num_batched_tokens, args.concurrency) == (256, 2048, None)
+    config = SimulationConfig(1000)
+    assert (args.num_blocks, args.policy) == ([config.num_blocks], [config.policy])
+    for name in (
+        "block_size", "concurrency", "num_queued", "max_num_seqs", "max_num_batched_tokens",
+        "max_model_len", "scheduling_policy", "long_prefill_token_threshold",
+        "enable_chunked_prefill", "enable_prefix_caching",
+    ):  # fmt: skip
+        assert getattr(args, name) == getattr(config, name), name
 
 
 def test_parsing_and_a_run_without_a_gpu_load_no_jax():
