@@ -227,7 +227,7 @@ class Engine:
             dispatched, self._in_flight = self._in_flight, dispatched
         if dispatched is not None:
             outputs += self._collect(dispatched)
-        elif self._in_flight is None and self.scheduler.is_waiting_for_tiers:
+        elif self._in_flight is None and self.scheduler.num_deferred:
             assert self._tiers is not None
             self._tiers.wait(_TIER_WAIT_SECONDS)
         return outputs, self.take_stats(step_seconds=self._clock() - started)

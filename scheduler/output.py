@@ -193,6 +193,7 @@ class StepStats:
 
     Attributes:
       num_running, num_waiting: requests after the step.
+      num_deferred: of those that wait, how many wait for a lower tier and not for room.
       kv_cache_usage: share of blocks that are referenced, 0 to 1.
       num_tokens: tokens computed in this step.
       num_prompt_tokens: prompt tokens of requests that finished their first prefill in this step.
@@ -213,6 +214,7 @@ class StepStats:
     num_running: int
     num_waiting: int
     kv_cache_usage: float
+    num_deferred: int = 0
     num_tokens: int = 0
     num_prompt_tokens: int = 0
     num_cached_prompt_tokens: int = 0

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from paged.scheduler.request import Request
+if TYPE_CHECKING:
+    from paged.scheduler.request import Request
+
 
 # What counts as long when nothing else is said: the share of the model's context, as in vLLM.
 _LONG_SHARE = 0.04
@@ -59,7 +62,7 @@ class PrefillLimits:
             self.max_long_partial_prefills is not None
         )
 
-    def count(self, running: Iterable[Request], max_model_len: int) -> "PartialPrefills":
+    def count(self, running: Iterable["Request"], max_model_len: int) -> "PartialPrefills":
         """Return the partial prefills of a step so far."""
         threshold = self.long_prefill_token_threshold or int(max_model_len * _LONG_SHARE)
         partial = PartialPrefills(self, threshold)
@@ -80,12 +83,12 @@ class PartialPrefills:
         self._num_partial = 0
         self._num_long = 0
 
-    def add(self, request: Request) -> None:
+    def add(self, request: "Request") -> None:
         """Count one more."""
         self._num_partial += 1
         self._num_long += request.num_tokens > self._threshold
 
-    def has_room_for(self, request: Request) -> bool:
+    def has_room_for(self, request: "Request") -> bool:
         """Say whether one more prompt may be computed in parts."""
         most, most_long = (
             self._limits.max_num_partial_prefills,

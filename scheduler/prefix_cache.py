@@ -11,10 +11,13 @@ import logging
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import cbor2
 
-from paged.scheduler.request import Request
+if TYPE_CHECKING:
+    from paged.scheduler.request import Request
+
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +104,7 @@ class PrefixHasher:
         """
         return self._digest(self._serialize((parent, tuple(token_ids), extra_keys)))
 
-    def extend(self, request: Request, block_size: int) -> None:
+    def extend(self, request: "Request", block_size: int) -> None:
         """Append the hashes of the request's full blocks that have none yet.
 
         Costs 4 microseconds per new block and nothing otherwise. Only known tokens count, so that
@@ -115,7 +118,7 @@ class PrefixHasher:
             hashes.append(self.hash_block(parent, request.tokens(start, stop), keys))
 
 
-def extra_keys(request: Request, start: int, stop: int) -> ExtraKeys:
+def extra_keys(request: "Request", start: int, stop: int) -> ExtraKeys:
     """Return what tokens `start:stop` of a request depend on beside the tokens before them.
 
     The salt enters the first block only: the chain carries it to all later ones. An adapter is

@@ -5,8 +5,11 @@ import itertools
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from paged.scheduler.request import Request
+if TYPE_CHECKING:
+    from paged.scheduler.request import Request
+
 
 SCHEDULING_POLICIES = ("fcfs", "priority")
 
@@ -21,23 +24,23 @@ class RequestQueue(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator["Request"]:
         """Iterate in the order of admission."""
 
     @abstractmethod
-    def push(self, request: Request) -> None:
+    def push(self, request: "Request") -> None:
         """Add a new request."""
 
     @abstractmethod
-    def push_front(self, request: Request) -> None:
+    def push_front(self, request: "Request") -> None:
         """Put back a request that had been taken out: before everyone who never was."""
 
     @abstractmethod
-    def peek(self) -> Request:
+    def peek(self) -> "Request":
         """Return the next request without removing it."""
 
     @abstractmethod
-    def remove(self, request: Request) -> None:
+    def remove(self, request: "Request") -> None:
         """Take one request out, wherever it stands."""
 
 
@@ -50,23 +53,23 @@ class FCFSQueue(RequestQueue):
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator["Request"]:
         return iter(self._requests.values())
 
-    def push(self, request: Request) -> None:
+    def push(self, request: "Request") -> None:
         """Add a new request at the end."""
         self._requests[request.request_id] = request
 
-    def push_front(self, request: Request) -> None:
+    def push_front(self, request: "Request") -> None:
         """Put a request in front of all others."""
         self._requests[request.request_id] = request
         self._requests.move_to_end(request.request_id, last=False)
 
-    def peek(self) -> Request:
+    def peek(self) -> "Request":
         """Return the next request without removing it."""
         return next(iter(self._requests.values()))
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: "Request") -> None:
         """Take one request out, wherever it stands."""
         del self._requests[request.request_id]
 
@@ -75,7 +78,7 @@ type Urgency = tuple[int, float, str]
 """Sort key of the priority policy; smaller goes first."""
 
 
-def urgency(request: Request) -> Urgency:
+def urgency(request: "Request") -> Urgency:
     """Return a request's place in the priority policy: by priority, then by arrival."""
     return request.priority, request.arrival_time, request.request_id
 
@@ -95,19 +98,19 @@ class PriorityQueue(RequestQueue):
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator["Request"]:
         return iter(sorted(self._requests.values(), key=urgency))
 
-    def push(self, request: Request) -> None:
+    def push(self, request: "Request") -> None:
         """Add a request at the place of its priority."""
         self._requests[request.request_id] = request
         heapq.heappush(self._heap, (urgency(request), next(self._pushes), request))
 
-    def push_front(self, request: Request) -> None:
+    def push_front(self, request: "Request") -> None:
         """Put back a request; there is no front, only its priority."""
         self.push(request)
 
-    def peek(self) -> Request:
+    def peek(self) -> "Request":
         """Return the most urgent request without removing it."""
         while True:
             request = self._heap[0][-1]
@@ -115,7 +118,7 @@ class PriorityQueue(RequestQueue):
                 return request
             heapq.heappop(self._heap)
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: "Request") -> None:
         """Take one request out, wherever it stands."""
         del self._requests[request.request_id]
         if self._heap[0][-1] is request:

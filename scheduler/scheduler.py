@@ -168,9 +168,9 @@ class Scheduler:
         return tuple(self._book.waiting)
 
     @property
-    def is_waiting_for_tiers(self) -> bool:
-        """Whether some request's prefix is on its way from a lower tier."""
-        return self._restorer.num_loading > 0
+    def num_deferred(self) -> int:
+        """Waiting requests whose prefix is on its way from a lower tier."""
+        return self._restorer.num_loading
 
     def check_fits(self, num_tokens: int) -> None:
         """Refuse what could never be served: a length that the whole pool cannot hold.

@@ -86,7 +86,8 @@ class EngineMetrics:
         """Record one engine step."""
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
-        self._waiting_for_capacity.set(stats.num_waiting)
+        self._set_waiting("capacity", stats.num_waiting - stats.num_deferred)
+        self._set_waiting("deferred", stats.num_deferred)
         self._kv_cache_usage.set(stats.kv_cache_usage)
         self._prefix_queries.inc(stats.prefix_queries)
         self._prefix_hits.inc(stats.prefix_hits)
@@ -143,15 +144,15 @@ class EngineMetrics:
     def _define_step_metrics(self) -> None:
         self._running = self._gauge("num_requests_running", "Requests in the running batch.")
         self._waiting = self._gauge("num_requests_waiting", "Requests that wait to be run.")
-        # The reference's other reason, "deferred", is not told apart: its causes are adapters,
-        # grammars and prefixes from elsewhere, and of those only the last can occur here.
-        self._waiting_for_capacity = Gauge(
+        self._waiting_by_reason = Gauge(
             "vllm:num_requests_waiting_by_reason",
-            "Requests that wait to be run; capacity: for a place in the batch, for blocks, or for "
-            "a prefix on its way from host memory or disk.",
+            "Requests that wait to be run; capacity: for a place in the batch or for blocks; "
+            "deferred: for a prefix on its way from host memory or disk.",
             (*_LABELS, "reason"),
             registry=self._registry,
-        ).labels(self._model_name, _ENGINE, "capacity")
+        )
+        self._set_waiting("capacity", 0)
+        self._set_waiting("deferred", 0)
         self._kv_cache_usage = self._gauge(
             "kv_cache_usage_perc", "Share of KV cache blocks in use, 0 to 1."
         )
@@ -234,6 +235,9 @@ class EngineMetrics:
         self._request_preemptions = self._histogram(
             "request_num_preemptions", "Preemptions per request.", _PREEMPTIONS
         )
+
+    def _set_waiting(self, reason: str, value: int) -> None:
+        self._waiting_by_reason.labels(self._model_name, _ENGINE, reason).set(value)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         gauge = Gauge(f"vllm:{name}", text, _LABELS, registry=self._registry)

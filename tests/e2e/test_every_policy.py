@@ -70,7 +70,7 @@ def test_host_and_disk(make_engine, prompts, tmp_path, async_scheduling, policy)
         disk = DiskTier(
             tmp_path, namespace="test", block_bytes=block_bytes, capacity_bytes=100 * block_bytes
         )
-        return TierManager(transfer, host=HostTier(15 * block_bytes, block_bytes), disk=disk)
+        return TierManager(transfer, host=HostTier(5 * block_bytes, block_bytes), disk=disk)
 
     engine = small_pool(
         make_engine, async_scheduling=async_scheduling, policy=policy, make_tiers=make_tiers

@@ -242,10 +242,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         NUM_STEPS += 1
         scheduler = self.scheduler
         waiting, running = scheduler.waiting, scheduler.running
-        is_under_way = self.pending is not None or scheduler.is_waiting_for_tiers
+        is_under_way = self.pending is not None or scheduler.num_deferred
         output = scheduler.schedule()
         rows = output.scheduled
-        assert rows or is_under_way or scheduler.is_waiting_for_tiers, "nothing moves"
+        assert rows or is_under_way or scheduler.num_deferred, "nothing moves"
         assert output.num_tokens == sum(row.num_tokens for row in rows)
         assert output.num_tokens <= scheduler.max_num_batched_tokens
         assert scheduler.num_running <= scheduler.max_num_seqs

@@ -189,9 +189,10 @@ def test_tokens_thrown_away_are_counted():
 
 def test_waiting_requests_are_told_apart_by_reason():
     metrics = new_metrics()
-    metrics.observe(StepStats(num_running=3, num_waiting=2, kv_cache_usage=0.25))
-    name = 'num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"}'
-    assert samples(metrics)[name] == 2
+    metrics.observe(StepStats(num_running=3, num_waiting=5, num_deferred=2, kv_cache_usage=0.25))
+    for reason, value in (("capacity", 3), ("deferred", 2)):
+        name = f'num_requests_waiting_by_reason{{engine="0",model_name="m",reason="{reason}"}}'
+        assert samples(metrics)[name] == value
 
 
 def test_longest_sample_is_observed_once_per_prompt():
