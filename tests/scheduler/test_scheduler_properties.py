@@ -367,7 +367,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True
+    max_examples=200, stateful_step_count=40, deadline=None, derandomize=True
 )
 
 
