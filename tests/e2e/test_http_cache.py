@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from paged.scheduler.async_engine import AsyncEngine
 from paged.scheduler.config import EngineConfig
+from paged.scheduler.eviction.policies import DEFAULT_POLICY
 from paged.server.app import make_app, make_runner
 from paged.server.settings import ServerSettings
 
@@ -175,7 +176,7 @@ def test_settings_of_the_cache_are_labels(serve):
         "block_size": "8",
         "num_gpu_blocks": "65",
         "enable_prefix_caching": "True",
-        "prefix_cache_policy": "lru",
+        "prefix_cache_policy": DEFAULT_POLICY,
         "prefix_caching_hash_algo": "sha256_cbor",
         "kv_offloading_size": "0.0",
         "kv_offloading_disk_size": "None",

@@ -9,6 +9,7 @@ from paged.scheduler import llm as llm_module
 from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.cache_events import AllBlocksCleared, BlockStored
 from paged.scheduler.config import EngineConfig
+from paged.scheduler.eviction.policies import DEFAULT_POLICY
 from paged.scheduler.llm import LLM
 from paged.scheduler.loading import LoadedEngine
 from paged.scheduler.params import ParameterError, SamplingParams
@@ -60,7 +61,7 @@ def test_a_list_of_prompts_is_a_queue_to_look_ahead_in(configs):
     LLM(max_num_seqs=4)
     LLM(config=EngineConfig())
     policies = [config.prefix_cache_policy for config in configs]
-    assert policies == ["lookahead", "arc", "lookahead", "lru"]
+    assert policies == ["lookahead", "arc", "lookahead", DEFAULT_POLICY]
 
 
 def test_prompt_mappings_say_how_they_are_treated(llm):

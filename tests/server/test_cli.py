@@ -12,7 +12,7 @@ import pytest
 from paged._version import __version__
 from paged.models.demo import DEFAULT_CACHE_DIR
 from paged.scheduler.config import EngineConfig
-from paged.scheduler.eviction.policies import POLICIES
+from paged.scheduler.eviction.policies import DEFAULT_POLICY, POLICIES
 from paged.scheduler.prefix_cache import HASH_ALGORITHMS
 from paged.scheduler.request_queue import SCHEDULING_POLICIES
 from paged.server import cli_errors
@@ -148,7 +148,7 @@ def test_operators_are_told_of_every_flag_of_memory_and_scheduling():
 
 def test_only_generate_knows_its_queue_and_looks_ahead():
     policies = [engine_config(parse(c)).prefix_cache_policy for c in ("serve", "chat", "generate")]
-    assert policies == ["lru", "lru", "lookahead"]
+    assert policies == [DEFAULT_POLICY, DEFAULT_POLICY, "lookahead"]
     chosen = engine_config(parse("generate", "--prefix-cache-policy=lru"))
     assert chosen.prefix_cache_policy == "lru"
 
