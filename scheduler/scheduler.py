@@ -377,15 +377,13 @@ class Scheduler:
             in_flight = request.num_in_flight
             start = request.num_computed_tokens
             num_tokens = request.num_tokens + in_flight - start
-            if in_flight and self._must_wait_for_sample(request):
+            if num_tokens <= 0 or (in_flight and self._must_wait_for_sample(request)):
                 continue
             if is_plain and num_tokens == 1 and start % block_size and (start + 1) % block_size:
                 # Nearly every decode: inside a block, nothing to allocate and nothing to publish.
                 step.add_decode(request, start, in_flight)
                 continue
             num_tokens = step.clip(num_tokens)
-            if not num_tokens:
-                continue
             while not self._kv.extend(request, num_tokens):
                 if self._preempt_somebody(step) is request:
                     break

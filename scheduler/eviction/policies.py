@@ -24,7 +24,7 @@ _MAKERS: dict[str, Callable[..., EvictionPolicy]] = {
 POLICIES = tuple(_MAKERS)
 """Names that `make_policy` knows."""
 
-DEFAULT_POLICY = "auto"
+DEFAULT_POLICY = "lru"
 """Adapts without knowing the queue; docs/eviction.md has its figures."""
 
 
