@@ -25,6 +25,7 @@ from paged.scheduler.request import CacheMode, Request, RequestStatus
 from paged.scheduler.request_book import RequestBook
 from paged.scheduler.request_queue import make_request_queue, urgency
 from paged.scheduler.restoring import Restorer, Tiers
+from paged.scheduler.sample_leaders import SampleLeaders
 from paged.scheduler.step_plan import StepPlan
 from paged.scheduler.stop import check_stop
 
@@ -132,8 +133,7 @@ class Scheduler:
             queue=make_request_queue(policy),
             max_num_seqs=max_num_seqs,
         )
-        # Without a prefix cache the samples of one prompt share it by forking the first of them.
-        self._leaders: dict[str, Request] = {}
+        self._leaders = SampleLeaders(is_needed=not pool.enable_caching)
         self._pins = PrefixPins(pool, reserve=self._kv.num_blocks_for(max_model_len), clock=clock)
         self._prefix_stats = PrefixStats()
 
@@ -243,14 +243,13 @@ class Scheduler:
         if self._pins:
             self._pins.release_expired()
         restores = self._collect_restored()
-        # Before anything is scheduled: what is computed in this step cannot be copied before it.
-        ready_leaders = self._ready_leaders() if self._leaders else frozenset()
+        ready_parents = self._leaders.ready_parents()
         self._schedule_running(step)
         # Blocks that a preemption has freed are for those who already run.
         if not step.is_short_of_blocks:
             self._schedule_held(step)
         if not step.is_short_of_blocks:
-            self._schedule_waiting(step, ready_leaders)
+            self._schedule_waiting(step, ready_parents)
         output = step.output(
             block_copies=self._kv.take_copies(),
             saves=self._restorer.take_saves(),
@@ -294,8 +293,7 @@ class Scheduler:
         """End a request in any state and free its blocks; does nothing if it has ended."""
         if request not in self._book:
             return
-        if self._leaders.get(request.parent_id) is request:
-            del self._leaders[request.parent_id]
+        self._leaders.on_end(request)
         self._book.end(request, reason, stop_reason)
 
     def abort(
@@ -444,7 +442,7 @@ class Scheduler:
                 # Nobody will free a block: what the last ones hold has to do.
                 self._book.send_back()
 
-    def _schedule_waiting(self, step: StepPlan, ready_leaders: Set[str]) -> None:
+    def _schedule_waiting(self, step: StepPlan, ready_parents: Set[str]) -> None:
         partial: PartialPrefills | None = None
         if self._prefill_limits.limits_admission:
             partial = self._prefill_limits.count(self.running, self.max_model_len)
@@ -454,15 +452,15 @@ class Scheduler:
             request = waiting.peek()
             if request.num_in_flight:
                 break  # preempted, and its last sample has not come back yet
-            if self._shares_with_leader(request):
-                if request.parent_id not in ready_leaders:
-                    book.pass_over(request)
-                    passed_over.append(request)
-                    continue
-                if self._kv.can_fork(self._leaders[request.parent_id], request):
-                    if not self._admit_fork(request, step):
-                        break
-                    continue
+            leader = self._leaders.leader_of(request)
+            if leader is not None and request.parent_id not in ready_parents:
+                book.pass_over(request)
+                passed_over.append(request)
+                continue
+            if leader is not None and self._kv.can_fork(leader, request):
+                if not self._admit_fork(request, leader, step):
+                    break
+                continue
             hit = self._kv.find_hit(request)
             if self._restorer.start(request, hit):
                 book.leave_queue(request, hit)
@@ -489,27 +487,12 @@ class Scheduler:
         self._book.start(request)
         if request.num_cached_tokens < 0:
             self._record_first_scheduling(request)
-        if request.num_samples > 1 and not self.pool.enable_caching:
-            self._leaders.setdefault(request.parent_id, request)
+        self._leaders.on_start(request)
         step.add(request, num_tokens)
 
-    def _shares_with_leader(self, request: Request) -> bool:
-        if not self._leaders or request.num_preemptions:
-            return False
-        leader = self._leaders.get(request.parent_id)
-        return leader is not None and leader.status is RequestStatus.RUNNING
-
-    def _ready_leaders(self) -> Set[str]:
-        """Return the parent ids whose first running sample has its whole prompt computed."""
-        return {
-            parent_id
-            for parent_id, leader in self._leaders.items()
-            if leader.num_computed_tokens >= leader.num_prompt_tokens
-        }
-
-    def _admit_fork(self, request: Request, step: StepPlan) -> bool:
+    def _admit_fork(self, request: Request, leader: Request, step: StepPlan) -> bool:
         """Admit a further sample of a prompt that is computed; say whether there was room."""
-        self._kv.fork(self._leaders[request.parent_id], request)
+        self._kv.fork(leader, request)
         num_tokens = step.clip(request.num_tokens - request.num_computed_tokens)
         if not self._kv.extend(request, num_tokens):
             self._kv.free(request)

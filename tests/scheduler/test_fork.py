@@ -59,8 +59,12 @@ def test_four_samples_of_a_prompt_hold_its_full_blocks_once(enable_caching):
 
 
 def test_without_a_cache_a_prompt_is_computed_once_and_copied_where_samples_part():
-    scheduler = make_scheduler(num_blocks=101)
-    scheduler.pool.enable_caching = False
+    scheduler = Scheduler(
+        pool=BlockPool(101, BLOCK_SIZE, enable_caching=False),
+        max_num_seqs=8,
+        max_num_batched_tokens=2048,
+        max_model_len=1024,
+    )
     add(scheduler, *make_samples(100, 3))
     assert step(scheduler) == {"0_p": 100}
     output = scheduler.schedule()
