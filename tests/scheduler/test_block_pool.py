@@ -206,7 +206,7 @@ def test_block_with_a_duplicate_is_a_leaf_because_the_content_stays():
     assert pool.is_leaf(1)
     assert pool.is_leaf(3)
     pool.free([3])
-    pool.evict([3])
+    pool.allocate(pool.num_free)
     assert not pool.is_leaf(1)
 
 
