@@ -359,7 +359,7 @@ class BlockPool:
         return keys
 
     def _forget(self, block_ids: list[int]) -> None:
-        """Drop contents, and what follows on them unless a duplicate can stand in."""
+        """Drop contents and what follows on them."""
         lost: list[bytes] = []
         while block_ids:
             block_id = block_ids.pop()
@@ -369,13 +369,11 @@ class BlockPool:
             if not self._ref_counts[block_id]:
                 self._num_released -= 1
                 self._blank.append(block_id)
-            others = [other for other in self._index.all(key) if other != block_id]
-            if not others:
+            # Even with a duplicate: whoever holds what follows may not hold the duplicate, and the
+            # policy may let that go first.
+            block_ids += self.children(block_id)
+            if self._index.count(key) == 1:
                 lost.append(key)
-            # A held block needs a held one before it, or it would be in the way of eviction.
-            is_held = self._ref_counts[block_id] > 0
-            if not others or (is_held and self.num_unreferenced(others) == len(others)):
-                block_ids += self.children(block_id)
             self.policy.drop([block_id])
             self._tree.remove(block_id)
             self._drop_contents([block_id])
