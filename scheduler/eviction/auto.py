@@ -125,7 +125,7 @@ class Auto(EvictionPolicy):
     # A block with one hit may be cold and yet released after a cold one that follows on it.
     is_closed = False
 
-    def __init__(self, hysteresis: float = 1.0, min_hit_share: float = 0.1) -> None:
+    def __init__(self, hysteresis: float = 1.0, min_hit_share: float = 0.02) -> None:
         if hysteresis <= 0:
             raise ValueError(f"hysteresis={hysteresis} must be positive: capacities of hit blocks.")
         if not 0 <= min_hit_share <= 1:

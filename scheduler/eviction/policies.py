@@ -25,7 +25,7 @@ POLICIES = tuple(_MAKERS)
 """Names that `make_policy` knows."""
 
 DEFAULT_POLICY = "lru"
-"""Adapts without knowing the queue; docs/eviction.md has its figures."""
+"""What everybody knows and nobody is surprised by; docs/eviction.md says what others gain."""
 
 
 def make_policy(name: str, **options: object) -> EvictionPolicy:

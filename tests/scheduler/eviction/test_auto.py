@@ -58,6 +58,16 @@ def test_reuse_before_the_pool_is_full_is_answered_by_lru():
     assert policy.num_hits == 0
 
 
+@pytest.mark.parametrize(("num_shared", "num_hits"), [(1, 2), (10, 0)])
+def test_a_few_percent_of_reuse_are_enough_for_lru_but_a_template_is_not(num_shared, num_hits):
+    # Of 314 blocks, a chat template fills 1 and a system prompt 10: 0.3 and 3 percent.
+    shared = document("shared", num_shared).keys
+    rest = 314 - num_shared
+    policy = Auto()
+    play_all(policy, (TraceRequest(shared + document(i, rest).keys) for i in range(6)))
+    assert policy.num_hits == num_hits
+
+
 @pytest.mark.parametrize("trace", ["chat", "agent tree", "working set"])
 def test_growing_histories_are_served_exactly_as_by_lru(trace):
     policy = Auto()
