@@ -359,7 +359,7 @@ class BlockPool:
         return keys
 
     def _forget(self, block_ids: list[int]) -> None:
-        """Drop contents and, where no duplicate is left, what follows on them."""
+        """Drop contents, and what follows on them unless a duplicate can stand in."""
         lost: list[bytes] = []
         while block_ids:
             block_id = block_ids.pop()
@@ -369,8 +369,12 @@ class BlockPool:
             if not self._ref_counts[block_id]:
                 self._num_released -= 1
                 self._blank.append(block_id)
-            if self._index.count(key) == 1:
+            others = [other for other in self._index.all(key) if other != block_id]
+            if not others:
                 lost.append(key)
+            # A held block needs a held one before it, or it would be in the way of eviction.
+            is_held = self._ref_counts[block_id] > 0
+            if not others or (is_held and self.num_unreferenced(others) == len(others)):
                 block_ids += self.children(block_id)
             self.policy.drop([block_id])
             self._tree.remove(block_id)

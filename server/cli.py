@@ -1,4 +1,4 @@
-"""The `paged` command: `serve`, `chat` and `generate`.
+"""The `paged` command: `serve`, `chat`, `generate` and `simulate`.
 
 Parsing needs neither JAX nor aiohttp, so that `paged --help` answers at once; each command imports
 what it needs when it runs. The files `cli*.py` are the only ones that read the environment.
@@ -20,6 +20,7 @@ from paged.server.cli_options import (
     add_server_options,
     dashed,
 )
+from paged.server.cli_simulate_options import add_simulate_options
 
 _DESCRIPTION = """\
 LLM inference in JAX on a paged KV cache.
@@ -38,6 +39,7 @@ _COMMANDS = {
     "serve": "paged.server.cli_serve",
     "chat": "paged.server.cli_chat",
     "generate": "paged.server.cli_generate",
+    "simulate": "paged.server.cli_simulate",
 }
 
 
@@ -95,6 +97,15 @@ def build_parser() -> argparse.ArgumentParser:
     add_client_options(generate)
     add_sampling_options(generate, max_tokens=128)
     add_engine_options(generate, log_level="warning", max_num_seqs=FEW_SEQS)
+
+    simulate = commands.add_parser(
+        "simulate",
+        help="serve a trace without a model: cache hits, latency, memory",
+        description="Serve a trace with the real scheduler and block pool, without a model.",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    add_simulate_options(simulate)
     return parser
 
 

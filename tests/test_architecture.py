@@ -25,10 +25,12 @@ REACHES_DOWN = {
     "async_engine",  # exposes the checkpoint and its tokenizer to the server
     "batching",  # fills the batch types
     "capacity",  # asks KVCacheSpec for bytes
+    "device",  # the simulator's: asks KVCacheSpec and ModelConfig for sizes
     "engine",  # holds the tokenizer and the runner
     "llm",  # exposes the tokenizer
     "loading",  # opens the checkpoint and builds everything
     "logprobs",  # asks the tokenizer for the text of tokens
+    "model_presets",  # fills ModelConfig
     "row_table",  # asks for sampling parameters as the device reads them
     "runner",  # calls the compiled steps
     "transfer",  # copies blocks of the cache

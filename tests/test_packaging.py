@@ -28,6 +28,8 @@ FOLDERS = {
     "paged": "paged",
     "paged.models": "models",
     "paged.scheduler": "scheduler",
+    "paged.scheduler.eviction": "scheduler/eviction",
+    "paged.scheduler.simulator": "scheduler/simulator",
     "paged.scheduler.tiers": "scheduler/tiers",
     "paged.server": "server",
 }

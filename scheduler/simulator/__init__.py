@@ -1,0 +1,1 @@
+"""The scheduler and the block pool driven by traces, without a model."""
