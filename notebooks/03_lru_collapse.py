@@ -21,11 +21,11 @@
 # Scheduler, pool and policies are the engine's own; see `docs/simulator.md` for what is simulated.
 
 # %%
-import figures
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Rectangle
 
+import figures
 from paged.scheduler.output import ModelRunnerOutput
 from paged.scheduler.scheduler import Scheduler
 from paged.scheduler.simulator.config import SimulationConfig
@@ -86,7 +86,7 @@ SHADES = LinearSegmentedColormap.from_list("blue", ["white", figures.BLUE])
 POLICIES = {
     "lru": "Least recently used: keeps exactly what is asked for last",
     "mru": "Most recently used: what came first stays",
-    "lookahead:8": "Look-ahead: keeps what the next 8 waiting requests ask for",
+    "lookahead:8": "Look-ahead: knows the next 8 requests",
     "optimal": "Optimum: the whole future is known",
 }
 pass_hits = {}
@@ -120,8 +120,8 @@ for policy, counts in pass_hits.items():
 
 # %% [markdown]
 # Under LRU the blue band runs just behind the red frames: in pass 2 the next document has always
-# been evicted a moment ago. Only the reversed pass 3 meets it. 21,488 tokens are 1,343 blocks, all
-# but one of the pool, and no policy can have more hits in a pass: the optimum has as many twice.
+# been evicted a moment ago. Only the reversed pass 3 meets it. 21,488 tokens are 1,343 blocks, one
+# less than there are, and nothing finds more in one pass: the optimum finds as much in pass 2, too.
 # MRU gives up what it has just read, so what came first stays. The look-ahead needs no luck: it
 # reads the queue.
 
@@ -154,29 +154,34 @@ figure, axes = figures.new_figure(size=(9, 4.2))
 for policy, (color, name) in CLIFF_POLICIES.items():
     share = [100 * hits / (everything * BLOCK_SIZE) for hits in second_pass[policy].values()]
     axes.plot([blocks - 1 for blocks in CAPACITIES], share, "o-", color=color)
-    at = {"optimal": 5, "lip": 5, "lru": 7}[policy]
-    figures.label_line(
-        axes, CAPACITIES[at], share[at], name, color,
-        offset=(-6, 8) if policy != "lru" else (0, 10),
-        align="right" if policy != "lru" else "center",
-    )  # fmt: skip
+    below = policy == "lip"
+    figures.label(
+        axes,
+        CAPACITIES[5],
+        share[5],
+        name,
+        color,
+        offset=(10, -9) if below else (-8, 9),
+        align="left" if below else "right",
+    )
 axes.axvline(everything, color=figures.GREY, linewidth=1, linestyle=":")
-figures.label_line(
-    axes, everything, 8, "all ten documents ", figures.GREY, offset=(-2, 0), align="right"
+figures.label(
+    axes, everything, 20, "all ten documents fit", figures.GREY, offset=(8, 0), align="left"
 )
 axes.set(
     xlabel="usable blocks of 16 tokens", ylabel="hits in pass 2, % of all full blocks",
-    xlim=(0, 3400), ylim=(-3, 104),
+    xlim=(0, 3900), ylim=(-3, 104),
 )  # fmt: skip
-axes.set_title("Below its cliff memory is worth nothing to LRU", fontsize=13)
+figures.headline(axes, "Below its cliff memory is worth nothing to LRU")
 
 # %% [markdown]
 # ## Is another policy better, then?
 #
 # In loops, yes. Other traces decide otherwise: read the columns. Each cell is the hit rate in
 # percent of prompt tokens; the colour compares it with the optimum of that trace, which knows the
-# future. MRU wins loops and loses everywhere else; LRU is hard to beat where recency means
-# something; the look-ahead is near the optimum in all of them, if there is a queue to look at.
+# future. MRU wins loops and is the worst where some documents are hot; LRU is hard to beat where
+# recency means something; the look-ahead has about nine tenths of the optimum's hits or more
+# everywhere, as long as there is a queue to look at.
 
 # %%
 TRACES = {
@@ -211,4 +216,4 @@ axes.grid(visible=False)
 axes.spines[:].set_visible(False)
 bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=25, pad=0.01)
 bar.set_label("share of the optimum's hits")
-axes.set_title("No policy wins everywhere; the queue knows more than the past", fontsize=13)
+figures.headline(axes, "No policy wins everywhere; the queue knows more than the past")

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, which people with any of the common colour blindnesses can tell apart.
 BLUE = "#0072B2"
@@ -22,7 +22,7 @@ GREY = "#8A8A8A"
 PALE = "#E4E4E4"
 
 _STYLE = {
-    "figure.dpi": 100,
+    "figure.dpi": 120,
     "figure.facecolor": "white",
     "figure.constrained_layout.use": True,
     "font.size": 10,
@@ -47,7 +47,7 @@ _STYLE = {
 
 def new_figure(
     rows: int = 1, columns: int = 1, *, size: tuple[float, float], **options: Any
-) -> "tuple[Figure, Any]":
+) -> tuple[Figure, Any]:
     """Return a figure in the notebooks' style and its axes, as `pyplot.subplots` does.
 
     Args:
@@ -59,12 +59,15 @@ def new_figure(
     return plt.subplots(rows, columns, figsize=size, **options)
 
 
-def headline(figure: "Figure", text: str) -> None:
-    """Write what the whole figure shows above it."""
-    figure.suptitle(text, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+def headline(of: "Figure | Axes", text: str) -> None:
+    """Write what a whole figure shows above it, or above the only axes that it has."""
+    if isinstance(of, Figure):
+        of.suptitle(text, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+    else:
+        of.set_title(text, fontsize=13)
 
 
-def label_line(
+def label(
     axes: "Axes",
     x: float,
     y: float,
@@ -73,15 +76,17 @@ def label_line(
     *,
     offset: tuple[float, float] = (6, 0),
     align: str = "left",
+    bold: bool = True,
 ) -> None:
-    """Write a line's name next to a point of it, in the line's colour.
+    """Write the name of a line, or a number, next to a point of it in its colour.
 
     Args:
       axes: with the line.
       x, y: the point, in data coordinates.
-      text, color: the name.
+      text, color: what to write.
       offset: from the point, in typographic points.
       align: side of the text that lies at the offset.
+      bold: for names; numbers are thin and small.
     """
     axes.annotate(
         text,
@@ -91,7 +96,8 @@ def label_line(
         ha=align,
         va="center",
         color=color,
-        fontweight="bold",
+        fontweight="bold" if bold else "normal",
+        fontsize=10 if bold else 9,
         annotation_clip=False,
     )
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import figures
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.patheffects import withStroke
 
+import figures
 from paged.scheduler.block_pool import NULL_BLOCK, BlockPool
 from paged.scheduler.request import Request
 
@@ -69,9 +69,7 @@ class Film:
         self._authors: dict[int, str] = {}
         self._name_width = 0.8 + 0.38 * max(map(len, names))
 
-    def note_owners(
-        self, requests: Mapping[str, Request], *, groups: Sequence[str] = ()
-    ) -> None:
+    def note_owners(self, requests: Mapping[str, Request], *, groups: Sequence[str] = ()) -> None:
         """Remember who fills which block, for the colours of blocks that are free later."""
         self._authors |= {
             block_id: name
@@ -274,9 +272,7 @@ class Film:
         left = 0.0
         for block, text in entries:
             self._draw_block(axes, left, bottom, block, " ")
-            axes.text(
-                left + 1.1, bottom + 0.46, text, va="center", fontsize=9, color=figures.INK
-            )
+            axes.text(left + 1.1, bottom + 0.46, text, va="center", fontsize=9, color=figures.INK)
             left += 1.9 + 0.2 * len(text)
         self._draw_block(axes, left, bottom, BlockView((), 0, None), str(NULL_BLOCK))
         axes.text(
