@@ -39,11 +39,7 @@ NUM_REQUESTS = 300  # of each run; more make the curves smoother
 MAX_NUM_SEQS = [8, 16, 24, 32, 48, 64, 80, 96, 128]
 REQUEST_RATES = {1.0: figures.GREEN, 2.0: figures.BLUE, 3.0: figures.RED}  # per second
 TRADED_SEQS = [16, 32, 48, 64]
-TRADED_BUDGETS = {  # color, and where the numbers stand
-    256: (figures.GREEN, (9, 0), "left"),
-    1024: (figures.BLUE, (9, -3), "left"),
-    4096: (figures.RED, (-9, 5), "right"),
-}
+TRADED_BUDGETS = {256: figures.GREEN, 1024: figures.BLUE, 4096: figures.RED}
 BUDGETS = [128, 256, 512, 1024, 2048, 4096]
 NUM_DECODES = 32  # beside a full step, in the last figure
 
@@ -179,24 +175,21 @@ left.set_xlim(left=0)
 left.set_title("Requests per second decide how many rows are enough")
 
 right.set(xlabel="p99 of gaps between tokens, milliseconds", ylabel="output tokens per second")
-right.set(ylim=(0, 1500), xlim=(0, 300))
+right.set(ylim=(0, 1600), xlim=(0, 300))
 right.set_title("Rows buy throughput, a large budget only longer gaps")
 trade_off: dict[int, list[tuple[float, float]]] = {}
-for budget, (color, offset, align) in TRADED_BUDGETS.items():
+for budget, color in TRADED_BUDGETS.items():
     trade_off[budget] = []
     for n in TRADED_SEQS:
         run = serve(float("inf"), max_num_seqs=n, max_num_batched_tokens=budget)
         gap = 1000 * run.latency("itl").p99
         trade_off[budget].append((gap, run.per_second(run.totals.output_tokens)))
         name = f"{n} rows" if budget == min(TRADED_BUDGETS) else str(n)
-        figures.label(
-            right, *trade_off[budget][-1], name, color, offset=offset, align=align, bold=False
-        )
+        figures.label(right, *trade_off[budget][-1], name, color, offset=(8, -7), bold=False)
     gaps, rates = zip(*trade_off[budget], strict=True)
     right.plot(gaps, rates, "o-", color=color)
-    figures.label(
-        right, gaps[0], rates[0], f"budget {budget:,}", color, offset=(0, -16), align=align
-    )
+    name = f"budget {budget:,}"
+    figures.label(right, gaps[-1], rates[-1], name, color, offset=(0, 14), align="center")
 
 # %% [markdown]
 # ## The token budget: as long as a step may take

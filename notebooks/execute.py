@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 FOLDER = pathlib.Path(__file__).parent
+# The figure that README.md shows: the first one of this notebook.
+SHOWN, SHOWN_PICTURE = "03_lru_collapse", FOLDER / "lru_collapse.png"
 SCRIPTS = sorted(FOLDER.glob("[0-9]*.py"))
 _CELL_SECONDS = 240
 
@@ -66,12 +68,15 @@ def write(notebook: "NotebookNode", path: pathlib.Path) -> None:
     """Write a notebook: small figures, and nothing that differs from machine to machine."""
     kernel = notebook.metadata["kernelspec"]
     notebook.metadata = nbformat.from_dict({"kernelspec": kernel})
-    for cell in notebook.cells:
-        for output in cell.get("outputs", ()):
-            data = output.get("data", {})
-            if "image/png" in data:
-                data["image/png"] = _with_palette(data["image/png"])
+    for picture in pictures(notebook):
+        picture["image/png"] = _with_palette(picture["image/png"])
     nbformat.write(notebook, path)
+
+
+def pictures(notebook: "NotebookNode") -> "list[NotebookNode]":
+    """Return the data of all outputs that are figures, by type."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    return [output.data for output in outputs if "image/png" in output.get("data", {})]
 
 
 def _with_palette(png: str) -> str:
@@ -88,7 +93,10 @@ def main() -> None:
     parser.add_argument("scripts", nargs="*", type=pathlib.Path, default=SCRIPTS)
     for script in parser.parse_args().scripts:
         path = script.with_suffix(".ipynb")
-        write(execute(script), path)
+        notebook = execute(script)
+        write(notebook, path)
+        if script.stem == SHOWN:
+            SHOWN_PICTURE.write_bytes(base64.b64decode(pictures(notebook)[0]["image/png"]))
         print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 
