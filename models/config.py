@@ -102,7 +102,7 @@ class ModelConfig:
         if len(self.layer_windows) != self.num_layers:
             raise ValueError(
                 f"layer_windows has {len(self.layer_windows)} entries for num_layers="
-                f"{self.num_layers}; give one per layer."
+                f"{self.num_layers}; give one per layer, or () for full attention in all."
             )
 
     @classmethod

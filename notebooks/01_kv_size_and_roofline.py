@@ -26,7 +26,7 @@ import figures
 from paged.kv_cache import KVCacheSpec
 from paged.models.config import ModelConfig
 from paged.scheduler.errors import CapacityError
-from paged.scheduler.simulator.device import Roofline
+from paged.scheduler.simulator.roofline import Roofline
 from paged.scheduler.simulator.gpus import GPU, GPUS, find_gpu
 from paged.scheduler.simulator.model_presets import find_model
 from paged.scheduler.simulator.step_cost import StepLoad

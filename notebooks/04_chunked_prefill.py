@@ -33,7 +33,7 @@ from paged.scheduler.request import Request
 from paged.scheduler.scheduler import Scheduler
 from paged.scheduler.simulator.arrivals import LengthDistribution, sharegpt
 from paged.scheduler.simulator.config import SimulationConfig
-from paged.scheduler.simulator.device import Roofline
+from paged.scheduler.simulator.roofline import Roofline
 from paged.scheduler.simulator.gpus import find_gpu
 from paged.scheduler.simulator.model_presets import find_model
 from paged.scheduler.simulator.simulate import simulate

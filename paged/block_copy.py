@@ -18,7 +18,7 @@ from paged.kv_cache import NULL_BLOCK, KVCache
 
 _SIZES = (1, 8, 32, 128)
 # Staging memory lies beside the cache: a program may not ask the device for much of it at once.
-_MAX_STAGED_BYTES = 128 * 2**20
+MAX_STAGED_BYTES = 128 * 2**20
 
 
 def gather_blocks(kv_cache: KVCache, block_ids: Array) -> KVCache:
@@ -83,7 +83,7 @@ class BlockCopier:
             math.prod(leaf.shape[1:]) * int(leaf.dtype.itemsize)
             for leaf in jax.tree.leaves(kv_cache)
         )
-        self.sizes = tuple(n for n in _SIZES if n * self.block_bytes <= _MAX_STAGED_BYTES) or (1,)
+        self.sizes = tuple(n for n in _SIZES if n * self.block_bytes <= MAX_STAGED_BYTES) or (1,)
         self._gather: dict[int, Callable[[KVCache, np.ndarray], KVCache]] = {}
         self._scatter: dict[int, Callable[[KVCache, np.ndarray, KVCache], KVCache]] = {}
         self._copy: dict[int, Callable[[KVCache, np.ndarray, np.ndarray], KVCache]] = {}

@@ -21,7 +21,8 @@ class KVCacheSpec:
     """What one block holds; every size in bytes about KV memory is computed here.
 
     Attributes:
-      num_layers: layers that keep keys and values.
+      num_layers: layers that keep keys and values, or, in a model with several cache groups, those
+        of one group (`layers_per_group`).
       num_kv_heads: kv heads per layer on all devices together.
       head_dim: features of one head.
       block_size: tokens per block.
@@ -77,7 +78,8 @@ class KVCache:
     """The device arrays of the cache; a pytree that a donated jit updates in place.
 
     Attributes:
-      layers: one array per layer, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`.
+      layers: one array per layer of a cache group, each
+        `[num_blocks, 2, num_kv_heads, block_size, head_dim]`.
       token_ids: the token whose keys and values a slot holds, `[num_blocks, block_size]` int32.
         Sampling penalties read the tokens of a request from here through its block table, so
         no history ever travels from the host (docs/decisions/0011).

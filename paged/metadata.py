@@ -9,7 +9,7 @@ from jax import Array
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Device arrays that describe a ragged batch; integers are int32.
+    """Device arrays that describe a ragged batch to the layers of one cache group; all int32.
 
     Sequence i owns token rows `query_start_loc[i]:query_start_loc[i + 1]` and attends to its first
     `seq_lens[i]` tokens, new ones included. Rows and sequences past the real ones are padding:

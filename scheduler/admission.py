@@ -12,7 +12,24 @@ from collections.abc import Collection, Sequence
 from paged.models.tokenizer import Tokenizer
 from paged.scheduler.logit_edits import make_logit_edits
 from paged.scheduler.params import ParameterError, SamplingParams
-from paged.scheduler.request import Request
+from paged.scheduler.request import CacheMode, Request
+
+_CACHE_MODES = {mode.value: mode for mode in CacheMode}
+# The reference's type of a priority; bounded, so that nobody queues integers of a megabyte.
+_MAX_PRIORITY = 2**63 - 1
+
+
+def parse_cache_mode(name: object) -> CacheMode:
+    """Return the cache mode of this name; None is the default mode.
+
+    Raises: ParameterError for anything that is no name of a mode.
+    """
+    if name is None:
+        return CacheMode.DEFAULT
+    mode = _CACHE_MODES.get(name) if isinstance(name, str) else None
+    if mode is None:
+        raise ParameterError("cache", name, f"must be one of {', '.join(_CACHE_MODES)}")
+    return mode
 
 
 class InputProcessor:
@@ -50,6 +67,8 @@ class InputProcessor:
         params: SamplingParams,
         *,
         cache_salt: str | None = None,
+        cache_mode: CacheMode = CacheMode.DEFAULT,
+        priority: int = 0,
         arrival_time: float | None = None,
     ) -> list[Request]:
         """Return the `params.n` requests of one user request.
@@ -59,12 +78,17 @@ class InputProcessor:
           prompt_token_ids: ids of the prompt.
           params: sampling parameters.
           cache_salt: prefix-cache isolation.
+          cache_mode: what the request leaves behind in the prefix cache.
+          priority: lower is more urgent; counts under the priority policy only.
           arrival_time: monotonic seconds; now if None.
 
         Raises:
           ParameterError: for an empty or too long prompt, an id outside the vocabulary, a
-            `max_tokens` beyond `max_model_len`, or too many logit edits.
+            `max_tokens` beyond `max_model_len`, too many logit edits, or a priority beyond 64
+            bits.
         """
+        if not -_MAX_PRIORITY - 1 <= priority <= _MAX_PRIORITY:
+            raise ParameterError("priority", priority, "must fit into 64 bits")
         prompt = tuple(prompt_token_ids)
         max_tokens = self._checked_lengths(prompt, params)
         eos = None if params.ignore_eos else self._eos_token_id
@@ -97,6 +121,8 @@ class InputProcessor:
                     seed=seed,
                     logit_edits=edits,
                     cache_salt=cache_salt,
+                    cache_mode=cache_mode,
+                    priority=priority,
                     parent_id=request_id,
                     index=index,
                     num_samples=params.n,

@@ -12,16 +12,19 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any
 
 from paged.models.checkpoint import Checkpoint
 from paged.models.tokenizer import Tokenizer
+from paged.scheduler.cache_event_relay import CacheEventRelay
+from paged.scheduler.cache_events import CacheEvent
 from paged.scheduler.config import EngineConfig, StepLimits
 from paged.scheduler.engine import Engine
 from paged.scheduler.errors import EngineDeadError, QueueFullError
 from paged.scheduler.loading import LoadedEngine, load_engine
 from paged.scheduler.output import RequestOutput, StepStats
 from paged.scheduler.params import SamplingParams
-from paged.scheduler.request import Request
+from paged.scheduler.request import CacheMode, Request
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +58,10 @@ class AsyncEngine:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._mailboxes: dict[str, _Mailbox] = {}
         self._listeners: list[Callable[[StepStats], None]] = []
+        self._answers: set[asyncio.Future[Any]] = set()
+        self._cache_events = CacheEventRelay(
+            self._engine.scheduler.pool.events, on_engine=self._inbox.put, on_loop=self._call_loop
+        )
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._draining = False
@@ -132,6 +139,39 @@ class AsyncEngine:
         """Call `callback` on the event loop with the figures of every step."""
         self._listeners.append(callback)
 
+    def subscribe_cache_events(self, callback: Callable[[CacheEvent], None]) -> Callable[[], None]:
+        """Call `callback` on the event loop with every change of the prefix cache.
+
+        It hears of all that requests made after this call bring about, in order. What it raises
+        is logged.
+
+        Returns: a function that ends the subscription.
+        """
+        return self._cache_events.subscribe(callback)
+
+    async def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes, between two steps.
+
+        Args:
+          reset_running_requests: preempt what runs, to be computed again; otherwise nothing is
+            forgotten while some request holds blocks.
+
+        Returns: whether they were forgotten.
+        Raises: EngineDeadError.
+        """
+        return await self._run_between_steps(
+            lambda: self._engine.reset_prefix_cache(reset_running_requests=reset_running_requests)
+        )
+
+    async def advance_weights_epoch(self) -> None:
+        """Make all KV computed so far unreachable, because the weights have changed.
+
+        Running requests keep what they have generated, and go on with the new weights.
+
+        Raises: EngineDeadError.
+        """
+        await self._run_between_steps(self._engine.advance_weights_epoch)
+
     async def generate(
         self,
         prompt_token_ids: Sequence[int],
@@ -140,6 +180,8 @@ class AsyncEngine:
         request_id: str | None = None,
         prompt: str | None = None,
         cache_salt: str | None = None,
+        cache_mode: CacheMode = CacheMode.DEFAULT,
+        priority: int = 0,
     ) -> AsyncGenerator[RequestOutput]:
         """Yield deltas of one request as its samples advance; ends when all have finished.
 
@@ -151,6 +193,8 @@ class AsyncEngine:
           request_id: unique among unfinished requests; made up if None.
           prompt: the prompt's text, handed back in the outputs.
           cache_salt: prefix-cache isolation.
+          cache_mode: what the request leaves behind in the prefix cache.
+          priority: lower is more urgent; counts under the priority policy only.
 
         Raises:
           ParameterError: before the first item, for what cannot be served.
@@ -162,7 +206,12 @@ class AsyncEngine:
         if request_id in self._mailboxes:
             raise ValueError(f"Request {request_id!r} is not finished yet; use another request_id.")
         requests = self._engine.processor.process(
-            request_id, prompt_token_ids, params, cache_salt=cache_salt
+            request_id,
+            prompt_token_ids,
+            params,
+            cache_salt=cache_salt,
+            cache_mode=cache_mode,
+            priority=priority,
         )
         mailbox = _Mailbox()
         mailbox.num_samples = params.n
@@ -252,6 +301,17 @@ class AsyncEngine:
                 f"max_num_queued_reqs={limit}; try again later."
             )
 
+    async def _run_between_steps[T](self, function: Callable[[], T]) -> T:
+        """Run a function on the engine thread between two steps and return its result."""
+        self.check_health()
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._answers.add(answer)
+        self._inbox.put(lambda: self._answer(answer, function))
+        try:
+            return await answer
+        finally:
+            self._answers.discard(answer)
+
     def _dead(self) -> EngineDeadError:
         if isinstance(self._failure, EngineDeadError):
             return self._failure
@@ -270,6 +330,7 @@ class AsyncEngine:
                 self._step_started = time.monotonic()
                 outputs, stats = self._engine.step()
                 self._step_started = None
+                self._cache_events.hand_over()
                 self._hand_over(outputs, stats)
         except BaseException as error:  # anything at all: no request may wait forever
             logger.exception("The engine thread failed.")
@@ -296,6 +357,12 @@ class AsyncEngine:
         except ValueError as error:  # this request's fault alone: the others go on
             refusal, request_id = error, requests[0].parent_id
             self._call_loop(lambda: self._refuse(request_id, refusal))
+
+    def _answer[T](self, answer: asyncio.Future[T], function: Callable[[], T]) -> None:
+        """Run a caller's function; one that fails leaves the engine in no state to go on."""
+        result = function()
+        self._cache_events.hand_over()
+        self._call_loop(lambda: None if answer.done() else answer.set_result(result))
 
     def _abort(self, request_id: str) -> None:
         outputs = self._engine.abort([request_id])
@@ -332,3 +399,6 @@ class AsyncEngine:
         """Let every consumer find out that the engine is gone (on the event loop)."""
         for mailbox in self._mailboxes.values():
             mailbox.arrived.set()
+        for answer in self._answers:
+            if not answer.done():
+                answer.set_exception(self._dead())

@@ -19,7 +19,7 @@ from paged.scheduler.output import (
     StepStats,
 )
 from paged.scheduler.params import SamplingParams
-from paged.scheduler.request import Request
+from paged.scheduler.request import CacheMode, Request
 from paged.scheduler.scheduler import RequestUpdate, Scheduler
 from paged.scheduler.stats import StatsBuilder
 
@@ -135,6 +135,8 @@ class Engine:
         *,
         prompt: str | None = None,
         cache_salt: str | None = None,
+        cache_mode: CacheMode = CacheMode.DEFAULT,
+        priority: int = 0,
     ) -> None:
         """Check a user request and queue its samples.
 
@@ -143,14 +145,19 @@ class Engine:
           prompt_token_ids: ids of the prompt.
           params: sampling parameters.
           prompt: the prompt's text, handed back in the outputs.
-          cache_salt: prefix-cache isolation.
+          cache_salt, cache_mode, priority: as in `InputProcessor.process`.
 
         Raises:
           ParameterError: for what cannot be served (see `InputProcessor.process`).
           ValueError: if the id belongs to an unfinished request.
         """
         requests = self.processor.process(
-            request_id, prompt_token_ids, params, cache_salt=cache_salt
+            request_id,
+            prompt_token_ids,
+            params,
+            cache_salt=cache_salt,
+            cache_mode=cache_mode,
+            priority=priority,
         )
         self.add_processed(requests, prompt)
 

@@ -206,10 +206,11 @@ class KVManager:
             self.publish(request, end)
         return True
 
-    def extend(self, request: Request, num_new_tokens: int) -> bool:
+    def extend(self, request: Request, num_new_tokens: int, *, publish: bool = True) -> bool:
         """Give a request that holds blocks room for its next tokens.
 
-        Blocks that have left a sliding window become free, whether it fits or not.
+        Blocks that have left a sliding window become free, whether it fits or not. `publish` is as
+        in `admit`.
 
         Returns: whether it fits; if not, nothing else has changed.
         """
@@ -227,7 +228,7 @@ class KVManager:
         if num_new > 0:
             for table in request.block_tables:
                 table.extend(pool.allocate(num_new))
-        if end // pool.block_size > request.num_published_blocks:
+        if publish and end // pool.block_size > request.num_published_blocks:
             self.publish(request, end)
         return True
 

@@ -1,20 +1,30 @@
 """`LLM`: offline generation over a list of prompts, with vLLM's names."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from tqdm import tqdm
 
 from paged.models.tokenizer import Tokenizer
+from paged.scheduler.admission import parse_cache_mode
+from paged.scheduler.cache_events import CacheEvent
 from paged.scheduler.config import EngineConfig
 from paged.scheduler.loading import load_engine
 from paged.scheduler.output import CompletionOutput, PositionLogprobs, RequestOutput
 from paged.scheduler.params import SamplingParams
+from paged.scheduler.request import CacheMode
 
 type Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or a mapping with "prompt" or "prompt_token_ids" (and "cache_salt")."""
+"""Text, token ids, or a mapping with "prompt" or "prompt_token_ids", and what else concerns it.
+
+That is "cache_salt" (prompts share a prefix only under an equal salt), "cache" ("default",
+"no_store" to leave nothing in the prefix cache, "pin" to keep the prompt there for a while) and
+"priority" (lower is more urgent, under the priority policy).
+"""
 
 type Messages = Sequence[Mapping[str, Any]]
 """A conversation: mappings with "role" and "content"."""
@@ -31,7 +41,8 @@ class LLM:
       model: local directory, GGUF file or Hub id; None is the demo model, SmolLM2-135M-Instruct.
       config: all settings at once, instead of `settings`.
       progress: show progress bars while loading.
-      settings: fields of `EngineConfig` by name (`dtype`, `max_model_len`, `seed`, ...).
+      settings: fields of `EngineConfig` by name (`dtype`, `max_model_len`, `seed`, ...). Without
+        `prefix_cache_policy` among them it is "lookahead": all prompts of a call are known.
 
     Raises:
       CheckpointError, UnsupportedModelError, CapacityError: see `load_engine`.
@@ -48,7 +59,9 @@ class LLM:
     ) -> None:
         if config is not None and settings:
             raise TypeError(f"Pass config or settings, not both (got {', '.join(settings)}).")
-        self._loaded = load_engine(model, config or EngineConfig(**settings), progress=progress)
+        if config is None:
+            config = EngineConfig(**{"prefix_cache_policy": "lookahead", **settings})
+        self._loaded = load_engine(model, config, progress=progress)
         self._engine = self._loaded.engine
         self._ids = itertools.count()
 
@@ -76,6 +89,25 @@ class LLM:
         """Settings with every default resolved."""
         return self._loaded.config
 
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes; return whether they were.
+
+        Args:
+          reset_running_requests: preempt what runs; between two calls of `generate` nothing does.
+        """
+        return self._engine.reset_prefix_cache(reset_running_requests=reset_running_requests)
+
+    def advance_weights_epoch(self) -> None:
+        """Make all KV computed so far unreachable, because the weights have changed."""
+        self._engine.advance_weights_epoch()
+
+    def subscribe_cache_events(self, callback: Callable[[CacheEvent], None]) -> Callable[[], None]:
+        """Call `callback` with every change of the prefix cache, from within `generate`.
+
+        Returns: a function that ends the subscription.
+        """
+        return self._engine.scheduler.pool.events.subscribe(callback)
+
     def default_sampling_params(self) -> SamplingParams:
         """Return what `generate` uses when given none: the checkpoint's own sampling defaults."""
         if self.config.generation_config == "vllm":
@@ -88,6 +120,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Generate for each prompt; all run as one continuous batch.
 
@@ -95,27 +128,36 @@ class LLM:
           prompts: one prompt or several.
           sampling_params: one for all or one per prompt; None takes the checkpoint's defaults.
           use_tqdm: show a progress bar.
+          priority: one per prompt, instead of those in the prompts; lower is more urgent. Counts
+            under scheduling_policy="priority" only.
 
         Returns:
           One finished output per prompt, in order.
 
         Raises:
           ParameterError: for a prompt or parameters that cannot be served; nothing is generated.
-          ValueError: if there are not as many parameters as prompts.
+          ValueError: if there are not as many parameters or priorities as prompts.
         """
         several: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
         params = self._params_for(len(several), sampling_params)
+        parsed = [self._parse_prompt(prompt) for prompt in several]
+        priorities = [p.priority for p in parsed] if priority is None else priority
+        if len(priorities) != len(several):
+            raise ValueError(f"Got {len(priorities)} priorities for {len(several)} prompts.")
         ids: list[str] = []
-        texts: dict[str, str | None] = {}
         try:
-            for prompt, prompt_params in zip(several, params, strict=True):
+            for prompt, prompt_params, urgency in zip(parsed, params, priorities, strict=True):
                 request_id = str(next(self._ids))
-                text, token_ids, cache_salt = self._parse_prompt(prompt)
                 self._engine.add_request(
-                    request_id, token_ids, prompt_params, prompt=text, cache_salt=cache_salt
+                    request_id,
+                    prompt.token_ids,
+                    prompt_params,
+                    prompt=prompt.text,
+                    cache_salt=prompt.cache_salt,
+                    cache_mode=prompt.cache_mode,
+                    priority=operator.index(urgency),
                 )
                 ids.append(request_id)
-                texts[request_id] = text
             return self._run(ids, use_tqdm=use_tqdm)
         finally:
             self._engine.abort(ids)
@@ -126,6 +168,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -135,7 +178,7 @@ class LLM:
 
         Args:
           messages: one conversation or a list of them.
-          sampling_params, use_tqdm: as in `generate`.
+          sampling_params, use_tqdm, priority: as in `generate`.
           add_generation_prompt: open the assistant's turn.
           continue_final_message: continue the last message instead of answering it.
           tools: tool descriptions for the template.
@@ -163,7 +206,7 @@ class LLM:
             )
             token_ids = self._engine.tokenizer.encode(text, add_special_tokens=False)
             prompts.append({"prompt": text, "prompt_token_ids": token_ids})
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
 
     def _params_for(
         self, count: int, given: SamplingParams | Sequence[SamplingParams] | None
@@ -176,10 +219,9 @@ class LLM:
             raise ValueError(f"Got {len(given)} sampling_params for {count} prompts.")
         return list(given)
 
-    def _parse_prompt(self, prompt: Prompt) -> tuple[str | None, Sequence[int], str | None]:
-        """Return text (if known), token ids and cache salt of a prompt."""
+    def _parse_prompt(self, prompt: Prompt) -> "_ParsedPrompt":
         if isinstance(prompt, str):
-            return prompt, self._engine.tokenizer.encode(prompt), None
+            return _ParsedPrompt(prompt, self._engine.tokenizer.encode(prompt))
         if isinstance(prompt, Mapping):
             text = prompt.get("prompt")
             token_ids = prompt.get("prompt_token_ids")
@@ -187,8 +229,14 @@ class LLM:
                 if text is None:
                     raise ValueError('A prompt mapping needs "prompt" or "prompt_token_ids".')
                 token_ids = self._engine.tokenizer.encode(text)
-            return text, token_ids, prompt.get("cache_salt")
-        return None, prompt, None
+            return _ParsedPrompt(
+                text,
+                token_ids,
+                cache_salt=prompt.get("cache_salt"),
+                cache_mode=parse_cache_mode(prompt.get("cache")),
+                priority=prompt.get("priority", 0),
+            )
+        return _ParsedPrompt(None, prompt)
 
     def _run(self, ids: Sequence[str], *, use_tqdm: bool) -> list[RequestOutput]:
         """Step until the given requests have ended; return their joined outputs."""
@@ -203,6 +251,17 @@ class LLM:
                         remaining.discard(output.request_id)
                         bar.update()
         return [joined[request_id].whole() for request_id in ids]
+
+
+@dataclass(frozen=True, slots=True)
+class _ParsedPrompt:
+    """What is to be generated from, and how its prefix is treated; text where it was given so."""
+
+    text: str | None
+    token_ids: Sequence[int]
+    cache_salt: str | None = None
+    cache_mode: CacheMode = CacheMode.DEFAULT
+    priority: int = 0
 
 
 class _Joiner:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import jax
 
 from paged.backends import device_memory, keep_freed_memory, resolve_backend
+from paged.block_copy import MAX_STAGED_BYTES
 from paged.cache_groups import CacheGroup, group_layers, one_group
 from paged.kv_cache import KVCacheSpec, allocate_kv_cache
 from paged.models.checkpoint import Checkpoint, open_checkpoint
@@ -35,7 +36,7 @@ from paged.scheduler.offloading import BlockMover, check_offloading, make_tiers
 from paged.scheduler.prefix_cache import PrefixHasher
 from paged.scheduler.runner import ModelRunner
 from paged.scheduler.scheduler import Scheduler
-from paged.scheduler.tiers.manager import TierManager
+from paged.scheduler.tiers.manager import MAX_INFLIGHT_BYTES, TierManager
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +119,7 @@ def load_engine(
     )
     logger.info("%s", capacity)
     _check_tiers(config, windows)
+    hasher = PrefixHasher(config.prefix_caching_hash_algo)
     runner, tiers = _load_runner(
         checkpoint, config, spec, num_blocks, groups, phases, progress=progress
     )
@@ -127,7 +129,7 @@ def load_engine(
         ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items()),
     )
     engine = Engine(
-        scheduler=_make_scheduler(config, num_blocks, windows, tiers),
+        scheduler=_make_scheduler(config, num_blocks, windows, hasher, tiers),
         runner=runner,
         async_scheduling=config.async_scheduling,
         tiers=tiers,
@@ -154,6 +156,7 @@ def _make_scheduler(
     config: EngineConfig,
     num_blocks: int,
     windows: Sequence[int | None],
+    hasher: PrefixHasher,
     tiers: TierManager | None,
 ) -> Scheduler:
     limits, prefill = StepLimits.of(config), config.prefill_limits
@@ -174,7 +177,7 @@ def _make_scheduler(
         max_num_partial_prefills=prefill.max_num_partial_prefills,
         max_long_partial_prefills=prefill.max_long_partial_prefills,
         windows=windows,
-        hasher=PrefixHasher(config.prefix_caching_hash_algo),
+        hasher=hasher,
         tiers=tiers,
     )
 
@@ -255,7 +258,8 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
     """Return `config` with every default filled in for this model and device.
 
     Raises:
-      ValueError: if `max_model_len` exceeds what the model was made for.
+      ValueError: if `max_model_len` exceeds what the model was made for, or a step is too small
+        for it although prompts may not be computed in parts.
     """
     longest = model.max_position_embeddings
     max_model_len = config.max_model_len or longest
@@ -268,8 +272,15 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
     default_seqs, default_tokens = _default_limits(platform)
     max_num_seqs = config.max_num_seqs
     max_num_batched_tokens = config.max_num_batched_tokens
+    longest_chunk = 1 if config.enable_chunked_prefill else max_model_len
     if max_num_batched_tokens is None:
-        max_num_batched_tokens = max(default_tokens, max_num_seqs or 0)
+        max_num_batched_tokens = max(default_tokens, max_num_seqs or 0, longest_chunk)
+    if max_num_batched_tokens < longest_chunk:
+        raise ValueError(
+            f"max_num_batched_tokens={max_num_batched_tokens} must be at least max_model_len="
+            f"{max_model_len} without chunked prefill; raise it, lower max_model_len, or set "
+            "enable_chunked_prefill."
+        )
     if max_num_seqs is None:
         max_num_seqs = min(default_seqs, max_num_batched_tokens)
     dtype = resolve_dtype(config.dtype, model)
@@ -295,7 +306,7 @@ def size_kv_cache(spec: KVCacheSpec, config: EngineConfig, model: ModelConfig) -
         total_bytes=memory.total_bytes,
         free_bytes=memory.free_bytes,
         weight_bytes=weight_bytes(config, model),
-        activation_bytes=activation_bytes(config, model),
+        activation_bytes=activation_bytes(config, model) + staging_bytes(config),
         shared_with_host=jax.default_backend() == "cpu",
     )
     available = available_kv_bytes(budget, config.gpu_memory_utilization)
@@ -323,6 +334,14 @@ def activation_bytes(config: EngineConfig, model: ModelConfig) -> int:
     return mlp_bytes + residual_bytes + logits_bytes
 
 
+def staging_bytes(config: EngineConfig) -> int:
+    """Return the most device memory of blocks on their way to and from the tiers below."""
+    if not config.kv_offloading_size:
+        return 0
+    # In each direction what may be on its way, and one program's output that is not counted yet.
+    return 2 * MAX_INFLIGHT_BYTES + MAX_STAGED_BYTES
+
+
 def _default_limits(platform: str) -> tuple[int, int]:
     if platform == "cpu":
         return _CPU_LIMITS
@@ -335,10 +354,16 @@ def _cache_info(config: EngineConfig, num_blocks: int) -> dict[str, str]:
     return {
         "block_size": str(config.block_size),
         "cache_dtype": config.kv_cache_dtype,
+        "disable_hybrid_kv_cache_manager": str(config.disable_hybrid_kv_cache_manager),
         "enable_prefix_caching": str(config.enable_prefix_caching),
         "gpu_memory_utilization": str(config.gpu_memory_utilization),
+        # Not kv_offloading_path: the metrics page may be open, and a path names users and machines.
+        "kv_offloading_disk_size": str(config.kv_offloading_disk_size),
+        "kv_offloading_size": str(config.kv_offloading_size),
         "num_gpu_blocks": str(num_blocks),
         "num_gpu_blocks_override": str(config.num_gpu_blocks_override),
+        "prefix_cache_policy": config.prefix_cache_policy,
+        "prefix_caching_hash_algo": config.prefix_caching_hash_algo,
     }
 
 

@@ -122,6 +122,7 @@ class RequestBook:
             request = self._restorer.cancel_last()
         elif self.held:
             _, request = self.held.popitem()
+            self._restorer.cancel(request)
         else:
             return None
         self._kv.free(request)
@@ -141,9 +142,10 @@ class RequestBook:
         """Take a request out, wherever it stands, and free its blocks."""
         request_id = request.request_id
         del self._by_id[request_id]
+        was_loading = self._restorer.cancel(request)
         if request.status is RequestStatus.RUNNING:
             self._stop(request)
-        elif self.held.pop(request_id, None) is None and not self._restorer.cancel(request):
+        elif self.held.pop(request_id, None) is None and not was_loading:
             self.leave_queue(request, None)
         self._kv.free(request)
         request.status = RequestStatus.FINISHED

@@ -58,7 +58,6 @@ class Tiers(Protocol):
 class _Loading:
     request: Request
     media: Sequence[str]
-    num_hit_blocks: int
 
 
 class Restorer:
@@ -94,29 +93,22 @@ class Restorer:
 
         On success the request holds its cached blocks and those that are being filled.
         """
-        tiers = self._tiers
-        if tiers is None or not self._pool.enable_caching:
+        if self._tiers is None or not self._pool.enable_caching:
             return False
-        block_size = self._pool.block_size
-        limit = (request.num_tokens - 1) // block_size
-        keys = request.block_hashes[hit.num_blocks : limit]
-        media = tiers.lookup(keys) if keys else ()
-        num_blocks = len(media)
-        if not num_blocks:
-            return False
-        if not self._kv.admit(request, num_blocks * block_size, hit, publish=False):
+        media = self._lookup(request, hit.num_blocks)
+        num_tokens = len(media) * self._pool.block_size
+        if not media or not self._kv.admit(request, num_tokens, hit, publish=False):
             return False
         request.status = RequestStatus.LOADING
-        self._loading[request.request_id] = _Loading(request, media, hit.num_blocks)
-        block_ids = request.block_ids[hit.num_blocks : hit.num_blocks + num_blocks]
-        tiers.start_load(request.request_id, keys[:num_blocks], block_ids)
+        self._load(request, hit.num_blocks, media)
         return True
 
     def collect(self) -> tuple[list[Request], list[object]]:
-        """Return the requests whose loads have ended, and what to write into their blocks.
+        """Return the requests whose loads have ended, and what to write into blocks.
 
-        Their blocks are findable from now on: the writes come before anything that reads.
-        A load that failed in part leaves the rest of the prefix to be computed.
+        Their blocks are findable from now on: the writes come before anything that reads. A load
+        that failed in part leaves the rest of the prefix to be computed. One that brought all it
+        was asked for is followed by the next, as one load takes only so much.
         """
         assert self._tiers is not None
         requests: list[Request] = []
@@ -126,15 +118,47 @@ class Restorer:
             if loading is None:
                 continue  # sent back or ended meanwhile
             request, num_ok = loading.request, result.num_blocks_ok
-            request.status = RequestStatus.WAITING
             request.num_computed_tokens += num_ok * self._pool.block_size
             self._kv.publish(request, request.num_computed_tokens)
             if num_ok:
                 payloads.append(result.payload)
-            if request.num_cached_tokens < 0:
-                self._media[request.request_id] = self._tokens_by_medium(loading.media[:num_ok])
-            requests.append(request)
+            self._count(request, loading.media[:num_ok])
+            if num_ok < len(loading.media) or not self._go_on(request):
+                request.status = RequestStatus.WAITING
+                requests.append(request)
         return requests, payloads
+
+    def _go_on(self, request: Request) -> bool:
+        """Begin to restore what follows a load that has ended; return False if there is nothing."""
+        num_blocks = request.num_computed_tokens // self._pool.block_size
+        media = self._lookup(request, num_blocks)
+        num_tokens = len(media) * self._pool.block_size
+        if not media or not self._kv.extend(request, num_tokens, publish=False):
+            return False
+        self._load(request, num_blocks, media)
+        return True
+
+    def _lookup(self, request: Request, start: int) -> Sequence[str]:
+        """Return the media of the request's blocks from `start` on that one load can bring."""
+        assert self._tiers is not None
+        limit = (request.num_tokens - 1) // self._pool.block_size
+        keys = request.block_hashes[start:limit]
+        return self._tiers.lookup(keys) if keys else ()
+
+    def _load(self, request: Request, start: int, media: Sequence[str]) -> None:
+        assert self._tiers is not None
+        stop = start + len(media)
+        self._loading[request.request_id] = _Loading(request, media)
+        self._tiers.start_load(
+            request.request_id, request.block_hashes[start:stop], request.block_ids[start:stop]
+        )
+
+    def _count(self, request: Request, media: Sequence[str]) -> None:
+        if request.num_cached_tokens >= 0:
+            return  # after a preemption it gets its own work back
+        counts = self._media.setdefault(request.request_id, {})
+        for medium in media:
+            counts[medium] = counts.get(medium, 0) + self._pool.block_size
 
     def take_media(self, request: Request) -> Mapping[str, int] | None:
         """Return tokens by medium that a request got from below; None if there are no tiers."""
@@ -143,7 +167,10 @@ class Restorer:
         return self._media.pop(request.request_id, {})
 
     def cancel(self, request: Request) -> bool:
-        """Forget the load of a request; say whether it had one. Its blocks are still its own."""
+        """Forget what a request has been restored, and its load; say whether one was on its way.
+
+        Its blocks are still its own.
+        """
         self._media.pop(request.request_id, None)
         if self._loading.pop(request.request_id, None) is None:
             return False
@@ -166,6 +193,3 @@ class Restorer:
         """Forget what the tiers hold; `namespace` names what new weights will compute."""
         if self._tiers is not None:
             self._tiers.clear(namespace)
-
-    def _tokens_by_medium(self, media: Sequence[str]) -> dict[str, int]:
-        return {medium: media.count(medium) * self._pool.block_size for medium in set(media)}

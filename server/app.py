@@ -58,6 +58,8 @@ def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> w
             web.get("/metrics", operations.metrics),
         ]
     )
+    if settings.dev_mode:
+        app.router.add_post("/reset_prefix_cache", operations.reset_prefix_cache)
     app.cleanup_ctx.append(observe_engine)
     return app
 

@@ -9,6 +9,9 @@ from aiohttp.typedefs import Handler, Middleware
 
 from paged.server.errors import ApiError
 
+TENANT = web.RequestKey("tenant", str)
+"""Of a request that came with a key: a digest of that key, to tell its tenant from others."""
+
 PROBES = frozenset({"/health", "/ping"})
 """Paths that load balancers ask without a key."""
 
@@ -27,12 +30,15 @@ def auth_middleware(api_keys: Iterable[str], *, metrics_require_key: bool = Fals
         # The undecoded path: what the router matches is what is compared.
         if not digests or request.rel_url.raw_path in public:
             return await handler(request)
-        if not _is_known(_bearer_token(request), digests):
+        token = _bearer_token(request)
+        if not _is_known(token, digests):
             raise ApiError(
                 "Missing or wrong API key; send the header 'Authorization: Bearer <key>'.",
                 status=401,
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        # Not the digest that opens the door: this one is handed on, to subscribers of cache events.
+        request[TENANT] = hashlib.sha256(b"tenant\0" + token).hexdigest()
         return await handler(request)
 
     return middleware

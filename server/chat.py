@@ -12,10 +12,11 @@ from paged.server.context import CONTEXT, ServerContext
 from paged.server.conversation import text_of
 from paged.server.errors import ApiError, json_response
 from paged.server.generation import Choice, Generation, check_stream_options, response_id
+from paged.server.handling import handling_of
 from paged.server.logprobs import chat_logprobs
 from paged.server.prompts import Prompt, chat_prompt, vocab_size
 from paged.server.protocol import ChatCompletionRequest, decode_body, read_json
-from paged.server.sampling import check_cache_salt, resolve_max_tokens, sampling_params
+from paged.server.sampling import resolve_max_tokens, sampling_params
 from paged.server.streaming import Chunks, send_events
 from paged.server.unsupported import refuse_unsupported
 
@@ -32,7 +33,7 @@ async def chat_completions(http_request: web.Request) -> web.StreamResponse:
     context.check_model(request.model)
     refuse_unsupported(request)
     check_stream_options(request)
-    check_cache_salt(request.cache_salt)
+    handling = handling_of(http_request, request)
     num_logprobs = _num_logprobs(request)
     prompt = await chat_prompt(context, request)
     generation = Generation(
@@ -41,6 +42,7 @@ async def chat_completions(http_request: web.Request) -> web.StreamResponse:
         response_id=response_id(http_request, request, "chatcmpl"),
         prompts=[prompt],
         params=[_params(context, request, prompt, num_logprobs)],
+        handling=handling,
     )
     if request.stream:
         return await send_events(http_request, _chunks(generation, request))

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from paged._version import __version__
 from paged.scheduler.buckets import FEW_SEQS
+from paged.server.cli_engine_options import add_engine_options
 from paged.server.cli_errors import UserError
 from paged.server.cli_options import (
     HelpFormatter,
     add_client_options,
-    add_engine_options,
     add_sampling_options,
     add_server_options,
     dashed,
@@ -31,7 +31,8 @@ without it, the demo model SmolLM2-135M-Instruct is used.
 
 _ENVIRONMENT = """\
 environment: $PAGED_MODELS_CACHE is the folder that the demo model is downloaded to and found in
-(default: ~/.cache/paged-models).
+(default: ~/.cache/paged-models). $PAGED_SERVER_DEV_MODE=1 (or $VLLM_SERVER_DEV_MODE=1) lets `paged
+serve` answer POST /reset_prefix_cache.
 """
 
 # Command -> module with `run(args) -> int`.
@@ -96,7 +97,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_client_options(generate)
     add_sampling_options(generate, max_tokens=128)
-    add_engine_options(generate, log_level="warning", max_num_seqs=FEW_SEQS)
+    # All prompts are queued before the first step, so the queue says what will be needed.
+    add_engine_options(
+        generate, log_level="warning", max_num_seqs=FEW_SEQS, prefix_cache_policy="lookahead"
+    )
 
     simulate = commands.add_parser(
         "simulate",

@@ -1,11 +1,8 @@
 """Options of the command line; names and meanings are vLLM's where vLLM has them."""
 
 import argparse
-import pathlib
 import re
 from collections.abc import Sequence
-
-from paged.scheduler.config import ATTENTION_BACKENDS, DTYPES, KV_CACHE_DTYPES, EngineConfig
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_PORT = 8000
@@ -82,6 +79,13 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         "none); /health, /ping and /metrics stay open",
     )
     group.add_argument(
+        "--cache-salt-per-key",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="with several API keys, keep their prefix caches apart, so that no tenant can tell "
+        "from the time what another one has sent",
+    )
+    group.add_argument(
         "--metrics-require-key",
         action=argparse.BooleanOptionalAction,
         default=False,
@@ -130,124 +134,6 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=False,
         help="log id and parameters of each request, never its prompt",
-    )
-
-
-def add_engine_options(
-    parser: argparse.ArgumentParser, *, log_level: str, max_num_seqs: int | None = None
-) -> None:
-    """Add what concerns model, memory and scheduling; `max_num_seqs` None is by device."""
-    _add_model_options(parser)
-    _add_cache_options(parser)
-    group = parser.add_argument_group("scheduling")
-    group.add_argument(
-        "--max-model-len",
-        type=size,
-        metavar="TOKENS",
-        help="longest prompt plus output; suffixes: k, K (1000, 1024) (default: the model's own)",
-    )
-    group.add_argument(
-        "--max-num-seqs",
-        type=size,
-        default=max_num_seqs,
-        metavar="N",
-        help="most requests running at once"
-        + (" (default: by device)" if max_num_seqs is None else ""),
-    )
-    group.add_argument(
-        "--max-num-batched-tokens",
-        type=size,
-        metavar="TOKENS",
-        help="most tokens computed in one step (default: by device)",
-    )
-    group.add_argument(
-        "--max-num-queued-reqs",
-        type=size,
-        default="1024",
-        metavar="N",
-        help="most waiting requests; further ones are refused with 429",
-    )
-    group = parser.add_argument_group("logging")
-    group.add_argument(
-        "--log-level", choices=LOG_LEVELS, default=log_level, help="least severe messages shown"
-    )
-
-
-def _add_model_options(parser: argparse.ArgumentParser) -> None:
-    defaults = EngineConfig()
-    group = parser.add_argument_group("model")
-    group.add_argument("--revision", help="branch, tag or commit on the Hub (default: main)")
-    group.add_argument(
-        "--hf-token", metavar="TOKEN", help="Hub access token (default: the one you logged in with)"
-    )
-    group.add_argument(
-        "--dtype", choices=DTYPES, default=defaults.dtype, help="type of weights and activations"
-    )
-    group.add_argument(
-        "--attention-backend",
-        choices=ATTENTION_BACKENDS,
-        default=defaults.attention_backend,
-        help="implementation of attention; a name is that one or an error",
-    )
-    group.add_argument(
-        "--generation-config",
-        choices=("auto", "vllm"),
-        default=defaults.generation_config,
-        help="auto: sampling defaults from the model; vllm: neutral ones",
-    )
-    group.add_argument(
-        "--seed", type=int, default=defaults.seed, help="seed of requests that bring none"
-    )
-    group.add_argument(
-        "--compilation-cache-dir",
-        type=pathlib.Path,
-        metavar="DIR",
-        help="folder of compiled programs (default: $PAGED_CACHE_DIR/xla, else ~/.cache/paged/xla)",
-    )
-    group.add_argument(
-        "--compilation-cache",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="keep compiled programs for the next start",
-    )
-
-
-def _add_cache_options(parser: argparse.ArgumentParser) -> None:
-    defaults = EngineConfig()
-    group = parser.add_argument_group("memory")
-    group.add_argument(
-        "--gpu-memory-utilization",
-        type=float,
-        default=defaults.gpu_memory_utilization,
-        metavar="SHARE",
-        help="share of the device's memory to use",
-    )
-    group.add_argument(
-        "--kv-cache-memory-bytes",
-        type=size,
-        metavar="BYTES",
-        help="size of the KV cache, such as 4G, instead of a share",
-    )
-    group.add_argument(
-        "--num-gpu-blocks-override",
-        type=size,
-        metavar="N",
-        help="number of KV blocks, instead of a size",
-    )
-    group.add_argument(
-        "--block-size", type=size, default=defaults.block_size, help="tokens per KV block"
-    )
-    group.add_argument(
-        "--kv-cache-dtype",
-        choices=KV_CACHE_DTYPES,
-        default=defaults.kv_cache_dtype,
-        help="type of the KV cache; auto: the model's",
-    )
-    group.add_argument(
-        "--enable-prefix-caching",
-        action=argparse.BooleanOptionalAction,
-        default=defaults.enable_prefix_caching,
-        help="reuse the KV of prompts that begin alike",
     )
 
 

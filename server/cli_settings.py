@@ -30,6 +30,18 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         seed=args.seed,
         attention_backend=args.attention_backend,
         max_num_queued_reqs=args.max_num_queued_reqs,
+        scheduling_policy=args.scheduling_policy,
+        enable_chunked_prefill=args.enable_chunked_prefill,
+        long_prefill_token_threshold=args.long_prefill_token_threshold,
+        max_num_partial_prefills=args.max_num_partial_prefills,
+        max_long_partial_prefills=args.max_long_partial_prefills,
+        async_scheduling=args.async_scheduling,
+        prefix_cache_policy=args.prefix_cache_policy,
+        prefix_caching_hash_algo=args.prefix_caching_hash_algo,
+        kv_offloading_size=args.kv_offloading_size,
+        kv_offloading_path=args.kv_offloading_path and os.path.expanduser(args.kv_offloading_path),
+        kv_offloading_disk_size=args.kv_offloading_disk_size,
+        disable_hybrid_kv_cache_manager=args.disable_hybrid_kv_cache_manager,
         generation_config=args.generation_config,
         compilation_cache_dir=_compilation_cache_dir(args),
     )
@@ -44,6 +56,8 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         served_model_names=tuple(args.served_model_name or ()),
         api_keys=tuple(args.api_key or filter(None, [key_from_environment()])),
         metrics_require_key=args.metrics_require_key,
+        cache_salt_per_key=args.cache_salt_per_key,
+        dev_mode=_dev_mode(),
         chat_template=None if args.chat_template is None else _read_template(args.chat_template),
         trust_request_chat_template=args.trust_request_chat_template,
         client_max_size=args.client_max_size,
@@ -68,6 +82,21 @@ def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
 def key_from_environment() -> str | None:
     """Return the API key that the environment holds, if any."""
     return os.environ.get("PAGED_API_KEY") or os.environ.get("VLLM_API_KEY")
+
+
+def _dev_mode() -> bool:
+    """Return whether the environment asks for the routes of development.
+
+    Raises: ValueError for a value that says neither yes nor no.
+    """
+    names = ("PAGED_SERVER_DEV_MODE", "VLLM_SERVER_DEV_MODE")
+    name = next((name for name in names if os.environ.get(name)), None)
+    if name is None:
+        return False
+    value = os.environ[name]
+    if value not in ("0", "1"):
+        raise ValueError(f"${name}={value} must be 0 or 1.")
+    return value == "1"
 
 
 def models_cache_dir() -> str | None:

@@ -97,9 +97,9 @@ def _device(args: argparse.Namespace) -> tuple[StepCost, list[int]]:
             raise UserError("give --num-blocks, or --gpu and --model to derive it from memory.")
         return UnitSteps(), args.num_blocks
     # Byte sizes need JAX's types, which take a second to import.
-    from paged.scheduler.simulator.device import Roofline
     from paged.scheduler.simulator.gpus import find_gpu
     from paged.scheduler.simulator.model_presets import find_model
+    from paged.scheduler.simulator.roofline import Roofline
 
     roofline = Roofline(
         find_gpu(args.gpu),
@@ -164,7 +164,8 @@ def _baselines(
             "live_of_reserved": 1 - result.steps.mean_waste(),
         },
     }
-    if config.concurrency is not None and config.concurrency <= config.max_num_seqs:
+    # A static batch reserves the longest request for each of its rows.
+    if config.concurrency and config.concurrency * max_model_len <= num_slots:
         static = simulate_static_batching(trace, config.concurrency, cost)
         continuous = result.per_second(result.totals.output_tokens)
         found["static_batching"] = {

@@ -4,7 +4,7 @@ import argparse
 import pathlib
 from collections.abc import Callable
 
-from paged.scheduler.request_queue import SCHEDULING_POLICIES
+from paged.scheduler.eviction.policies import DEFAULT_POLICY
 from paged.server.cli_options import size
 
 # Options that are arguments of the built-in traces; None leaves the trace's own default.
@@ -32,7 +32,8 @@ def add_simulate_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--baselines",
         action="store_true",
-        help="compare with contiguous reservations and, with a closed loop, static batches",
+        help="compare with contiguous reservations, and in a closed loop with static batches if as "
+        "many of the longest requests fit",
     )
     group.add_argument(
         "--write-trace", type=pathlib.Path, metavar="FILE", help="only write the trace, as JSONL"
@@ -110,9 +111,10 @@ def _add_cache_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--policy",
         type=names,
-        default=["lru"],
+        default=[DEFAULT_POLICY],
         metavar="NAME,...",
-        help="eviction policies, such as lookahead:8 or optimal; all compares all (default: lru)",
+        help="eviction policies, such as lookahead:8 or optimal; all compares all "
+        f"(default: {DEFAULT_POLICY})",
     )
     group.add_argument(
         "--enable-prefix-caching",
@@ -149,7 +151,7 @@ def _add_scheduling_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--scheduling-policy",
-        choices=SCHEDULING_POLICIES,
+        choices=("fcfs", "priority"),
         default="fcfs",
         help="serve by arrival, or by the priorities of the trace",
     )

@@ -10,10 +10,11 @@ from paged.scheduler.params import SamplingParams
 from paged.server.context import CONTEXT, ServerContext
 from paged.server.errors import ApiError, json_response
 from paged.server.generation import Choice, Generation, check_stream_options, response_id
+from paged.server.handling import handling_of
 from paged.server.logprobs import CompletionLogprobs
 from paged.server.prompts import Prompt, completion_prompts, vocab_size
 from paged.server.protocol import CompletionRequest, decode_body, read_json
-from paged.server.sampling import check_cache_salt, resolve_max_tokens, sampling_params
+from paged.server.sampling import resolve_max_tokens, sampling_params
 from paged.server.streaming import Chunks, send_events
 from paged.server.unsupported import refuse_unsupported
 
@@ -29,7 +30,7 @@ async def completions(http_request: web.Request) -> web.StreamResponse:
     context.check_model(request.model)
     refuse_unsupported(request)
     check_stream_options(request)
-    check_cache_salt(request.cache_salt)
+    handling = handling_of(http_request, request)
     if request.echo and request.logprobs is not None:
         raise ApiError(
             "echo with logprobs needs log probabilities of the prompt, which this version does "
@@ -43,6 +44,7 @@ async def completions(http_request: web.Request) -> web.StreamResponse:
         response_id=response_id(http_request, request, "cmpl"),
         prompts=prompts,
         params=_params(context, request, prompts),
+        handling=handling,
     )
     if request.stream:
         return await send_events(http_request, _chunks(generation, request))

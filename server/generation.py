@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -11,10 +12,12 @@ from typing import Any
 
 from aiohttp import web
 
+from paged.scheduler.errors import QueueFullError
 from paged.scheduler.output import CompletionOutput, PositionLogprobs, RequestOutput
 from paged.scheduler.params import SamplingParams
 from paged.server.context import ServerContext
 from paged.server.errors import ApiError
+from paged.server.handling import Handling
 from paged.server.prompts import Prompt
 from paged.server.protocol import GenerationRequest
 
@@ -85,6 +88,7 @@ class Generation:
       response_id: `id` of the answer.
       prompts: at least one.
       params: one per prompt; None where no token is to be generated.
+      handling: of all prompts.
       created: Unix seconds, the same in every chunk.
       usage: counts what `outputs` has yielded.
     """
@@ -94,6 +98,7 @@ class Generation:
     response_id: str
     prompts: Sequence[Prompt]
     params: Sequence[SamplingParams | None]
+    handling: Handling
     created: int = field(default_factory=lambda: int(time.time()))
     usage: Usage = field(init=False)
 
@@ -145,12 +150,16 @@ class Generation:
         Raises: what `AsyncEngine.generate` raises; ApiError if the engine gave a sample up.
         """
         runs = [self._run(index) for index in range(len(self.prompts))]
-        async with aclosing(runs[0] if len(runs) == 1 else _merged(runs)) as outputs:
-            async for index, output in outputs:
-                self.usage.add(index, output)
-                if any(sample.finish_reason == "error" for sample in output.outputs):
-                    raise ApiError("The engine could not finish this request.", status=500)
-                yield index, output
+        try:
+            async with aclosing(runs[0] if len(runs) == 1 else _merged(runs)) as outputs:
+                async for index, output in outputs:
+                    self.usage.add(index, output)
+                    if any(sample.finish_reason == "error" for sample in output.outputs):
+                        raise ApiError("The engine could not finish this request.", status=500)
+                    yield index, output
+        except QueueFullError:
+            self.context.metrics.count_rejection()
+            raise
 
     async def choices(self) -> list[Choice]:
         """Run to the end and return all choices, those of the first prompt first."""
@@ -173,10 +182,17 @@ class Generation:
             params,
             request_id=request_id,
             prompt=prompt.text,
-            cache_salt=self.request.cache_salt,
+            cache_salt=self.handling.cache_salt,
+            cache_mode=self.handling.cache_mode,
+            priority=self.handling.priority,
         )
+        lengths: Counter[int] = Counter()
         async with aclosing(iterator) as outputs:
             async for output in outputs:
+                for delta in output.outputs:
+                    lengths[delta.index] += len(delta.token_ids)
+                if output.finished:
+                    self.context.metrics.observe_longest_sample(max(lengths.values(), default=0))
                 yield index, output
 
 

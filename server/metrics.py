@@ -38,6 +38,7 @@ _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _SAMPLES = (1, 2, 5, 10, 20)
 _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 _FINISH_REASONS = ("stop", "length", "abort", "error")
+_MEDIA = ("host", "disk")
 
 
 class EngineMetrics:
@@ -67,6 +68,12 @@ class EngineMetrics:
         }
         # A record arrives per sample, `request_params_n` counts requests: one per n records.
         self._samples_of_n: Tally[int] = Tally()
+        self._rejections = Counter(
+            "vllm:admission_rejections",
+            "Requests refused because too many were waiting.",
+            ("model_name", "reason"),
+            registry=self._registry,
+        ).labels(model_name, "max_num_queued_reqs")
         info = Gauge(
             "vllm:cache_config_info",
             "Settings of the KV cache, as labels.",
@@ -79,9 +86,15 @@ class EngineMetrics:
         """Record one engine step."""
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
+        self._waiting_for_capacity.set(stats.num_waiting)
         self._kv_cache_usage.set(stats.kv_cache_usage)
         self._prefix_queries.inc(stats.prefix_queries)
         self._prefix_hits.inc(stats.prefix_hits)
+        self._external_queries.inc(stats.external_prefix_queries)
+        for medium, num_tokens in stats.external_prefix_hits.items():
+            self._external_hits.inc(num_tokens)
+            self._external_hits_by_medium[medium].inc(num_tokens)
+        self._discarded_tokens.inc(stats.num_discarded_tokens)
         self._preemptions.inc(stats.num_preempted)
         self._prompt_tokens.inc(stats.num_prompt_tokens)
         self._prompt_tokens_cached.inc(stats.num_cached_prompt_tokens)
@@ -94,6 +107,14 @@ class EngineMetrics:
             self._itl.observe(seconds)
         for finished in stats.finished:
             self._observe_finished(finished)
+
+    def observe_longest_sample(self, num_tokens: int) -> None:
+        """Record how many tokens the longest sample of a finished request has."""
+        self._max_generation_tokens.observe(num_tokens)
+
+    def count_rejection(self) -> None:
+        """Record that the queue was too full for a request."""
+        self._rejections.inc()
 
     def render(self) -> bytes:
         """Return the page in Prometheus' text format, version 0.0.4."""
@@ -122,6 +143,15 @@ class EngineMetrics:
     def _define_step_metrics(self) -> None:
         self._running = self._gauge("num_requests_running", "Requests in the running batch.")
         self._waiting = self._gauge("num_requests_waiting", "Requests that wait to be run.")
+        # The reference's other reason, "deferred", is not told apart: its causes are adapters,
+        # grammars and prefixes from elsewhere, and of those only the last can occur here.
+        self._waiting_for_capacity = Gauge(
+            "vllm:num_requests_waiting_by_reason",
+            "Requests that wait to be run; capacity: for a place in the batch, for blocks, or for "
+            "a prefix on its way from host memory or disk.",
+            (*_LABELS, "reason"),
+            registry=self._registry,
+        ).labels(self._model_name, _ENGINE, "capacity")
         self._kv_cache_usage = self._gauge(
             "kv_cache_usage_perc", "Share of KV cache blocks in use, 0 to 1."
         )
@@ -130,6 +160,27 @@ class EngineMetrics:
         )
         self._prefix_hits = self._counter(
             "prefix_cache_hits", "Prompt tokens found in the prefix cache."
+        )
+        self._external_queries = self._counter(
+            "external_prefix_cache_queries",
+            "Prompt tokens not found on the device and looked up in host memory and on disk.",
+        )
+        self._external_hits = self._counter(
+            "external_prefix_cache_hits", "Prompt tokens found in host memory or on disk."
+        )
+        by_medium = Counter(
+            "paged:external_prefix_cache_hits_by_medium",
+            "Prompt tokens found in host memory or on disk, by where they lay.",
+            (*_LABELS, "medium"),
+            registry=self._registry,
+        )
+        self._external_hits_by_medium = {
+            medium: by_medium.labels(self._model_name, _ENGINE, medium) for medium in _MEDIA
+        }
+        self._discarded_tokens = self._counter(
+            "preemption_discarded_tokens",
+            "Computed tokens thrown away by preemptions.",
+            prefix="paged",
         )
         self._preemptions = self._counter("num_preemptions", "Preemptions of running requests.")
         self._prompt_tokens = self._counter(
@@ -171,6 +222,11 @@ class EngineMetrics:
         self._request_generation_tokens = self._histogram(
             "request_generation_tokens", "Generated tokens per request.", lengths
         )
+        self._max_generation_tokens = self._histogram(
+            "request_max_num_generation_tokens",
+            "Generated tokens of the longest sample per request.",
+            lengths,
+        )
         self._params_max_tokens = self._histogram(
             "request_params_max_tokens", "Most tokens a request may generate.", lengths
         )
@@ -183,8 +239,8 @@ class EngineMetrics:
         gauge = Gauge(f"vllm:{name}", text, _LABELS, registry=self._registry)
         return gauge.labels(self._model_name, _ENGINE)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(f"vllm:{name}", text, _LABELS, registry=self._registry)
+    def _counter(self, name: str, text: str, *, prefix: str = "vllm") -> Counter:
+        counter = Counter(f"{prefix}:{name}", text, _LABELS, registry=self._registry)
         return counter.labels(self._model_name, _ENGINE)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:

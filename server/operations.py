@@ -1,12 +1,13 @@
 """What operators and tools ask: models, version, health, load, metrics."""
 
+import re
 from typing import Any
 
 from aiohttp import web
 
 from paged._version import __version__
 from paged.server.context import CONTEXT, ServerContext
-from paged.server.errors import json_response
+from paged.server.errors import ApiError, json_response
 from paged.server.metrics import CONTENT_TYPE
 
 
@@ -49,6 +50,26 @@ async def metrics(request: web.Request) -> web.Response:
     return web.Response(
         body=request.app[CONTEXT].metrics.render(), headers={"Content-Type": CONTENT_TYPE}
     )
+
+
+async def reset_prefix_cache(request: web.Request) -> web.Response:
+    """Forget all cached prefixes, on the device and below it; say whether they were.
+
+    They are not while some request holds blocks, unless reset_running_requests=true has them
+    preempted and computed again. (The reference's reset_external is implied.)
+    """
+    success = await request.app[CONTEXT].engine.reset_prefix_cache(
+        reset_running_requests=_flag(request, "reset_running_requests")
+    )
+    return json_response({"success": success})
+
+
+def _flag(request: web.Request, name: str) -> bool:
+    """Return a yes or no of the query; False if it is not there."""
+    value = request.query.get(name, "false")
+    if not re.fullmatch("(?i)true|false|1|0", value):
+        raise ApiError(f"{name} must be true or false, got {value[:80]!r}.", param=name)
+    return value.lower() in ("true", "1")
 
 
 def _card(context: ServerContext, name: str) -> dict[str, Any]:

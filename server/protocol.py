@@ -23,6 +23,8 @@ type LogitBias = Annotated[dict[str, float], Meta(max_length=1024)]
 type BadWords = Annotated[list[ShortText], Meta(max_length=128)]
 # It is logged: no line breaks, no terminal escapes.
 type RequestId = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+type Priority = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
 type JsonObject = dict[str, Any]
 
 
@@ -62,8 +64,9 @@ class GenerationRequest(Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    cache: Any = None  # checked by `handling.py`, whose error names the choices
     request_id: RequestId | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 

@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from paged.scheduler.params import ParameterError, SamplingParams
-from paged.server.errors import ApiError
 from paged.server.protocol import GenerationRequest
 
 if TYPE_CHECKING:
@@ -109,15 +108,6 @@ def check_token_ids(name: str, ids: Collection[int] | None, vocab_size: int) -> 
     for token_id in (min(ids), max(ids)):
         if not 0 <= token_id < vocab_size:
             raise ParameterError(name, token_id, f"must hold token ids in [0, {vocab_size - 1}]")
-
-
-def check_cache_salt(salt: str | None) -> None:
-    """Refuse salts that could be mistaken for a path or a user name by another layer."""
-    if salt is not None and (len(salt) > 128 or any(c in salt for c in "@/\\\0")):
-        raise ApiError(
-            "cache_salt must have 1 to 128 characters, none of them '@', '/', '\\' or NUL.",
-            param="cache_salt",
-        )
 
 
 def _logit_bias(bias: Mapping[str, float] | None, vocab_size: int) -> dict[int, float] | None:

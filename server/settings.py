@@ -11,6 +11,8 @@ class ServerSettings:
       served_model_names: names clients may use, the first is reported; empty: the engine's own.
       api_keys: accepted keys; empty: no key is needed.
       metrics_require_key: ask for the key at /metrics, too.
+      cache_salt_per_key: keep the prefix caches of several keys apart, see `salts_by_key`.
+      dev_mode: serve the routes that are for development only, such as /reset_prefix_cache.
       chat_template: Jinja source used instead of the checkpoint's.
       trust_request_chat_template: let requests bring their own template.
       client_max_size: largest request body, bytes.
@@ -22,12 +24,23 @@ class ServerSettings:
     served_model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     metrics_require_key: bool = False
+    cache_salt_per_key: bool = True
+    dev_mode: bool = False
     chat_template: str | None = None
     trust_request_chat_template: bool = False
     client_max_size: int = 16 << 20
     log_requests: bool = False
     log_stats: bool = True
     log_stats_seconds: float = 10.0
+
+    @property
+    def salts_by_key(self) -> bool:
+        """Whether requests share cached prefixes only with those of the same key.
+
+        Otherwise one tenant could tell from the time of a first token what another one has sent
+        (CVE-2025-46570). A single key is a single tenant.
+        """
+        return self.cache_salt_per_key and len(set(self.api_keys)) > 1
 
     def __post_init__(self) -> None:
         if self.client_max_size < 1:

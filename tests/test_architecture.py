@@ -25,13 +25,14 @@ REACHES_DOWN = {
     "async_engine",  # exposes the checkpoint and its tokenizer to the server
     "batching",  # fills the batch types
     "capacity",  # asks KVCacheSpec for bytes
-    "device",  # the simulator's: asks KVCacheSpec and ModelConfig for sizes
     "engine",  # holds the tokenizer and the runner
     "llm",  # exposes the tokenizer
     "loading",  # opens the checkpoint and builds everything
     "logprobs",  # asks the tokenizer for the text of tokens
     "model_presets",  # fills ModelConfig
+    "roofline",  # asks KVCacheSpec and ModelConfig for sizes
     "row_table",  # asks for sampling parameters as the device reads them
+    "offloading",  # makes what moves blocks on the device
     "runner",  # calls the compiled steps
     "transfer",  # copies blocks of the cache
 }
@@ -242,9 +243,10 @@ def test_every_room_stands_in_the_description_of_the_house():
         start = description.index(f"| `{floor}/` | |")
         tables[floor] = description[start : description.index("\n\n", start)]
     missing = [
-        f"{floor}/{file.name}"
+        f"{floor}/{name}"
         for floor in FLOORS
         for file in sorted((ROOT / floor).rglob("*.py"))
-        if not file.name.startswith("_") and f"`{file.name}`" not in tables[floor]
+        if (name := str(file.relative_to(ROOT / floor))) and not file.name.startswith("_")
+        if f"`{name}`" not in tables[floor]
     ]
     assert not missing, "name these files in docs/architecture.md"

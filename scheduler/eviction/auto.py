@@ -9,7 +9,7 @@ from paged.scheduler.eviction.policy import CachedBlocks, EvictionPolicy
 NUM_HITS = (0, 1, 2)
 """The candidates: LRU, LIP, and what suits loops: not even a first hit promises a second."""
 
-SAMPLING = 4
+SAMPLING = 8
 """One block in this many goes through the shadows: hits of a prefix are long runs of blocks."""
 
 
@@ -156,8 +156,8 @@ class Auto(EvictionPolicy):
         """Pass a request through the shadows, and follow whoever leads by enough."""
         self._num_blocks += len(keys)
         self._num_hit_blocks += num_hits
-        # From the second key on, so that the sample is a rounded quarter of a short prompt.
-        sample = keys[1::SAMPLING]
+        # Begun in the middle, so that the sample's length is the rounded share of a short prompt.
+        sample = keys[SAMPLING // 2 - 1 :: SAMPLING]
         lru = self._shadows[0]
         hits = [lru.run(sample, self._reuses)]
         self._reuses.update(sample, hits[0], lru)

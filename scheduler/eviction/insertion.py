@@ -116,8 +116,9 @@ class LIP(EvictionPolicy):
     Source: Qureshi et al., Adaptive Insertion Policies for High Performance Caching, ISCA 2007.
     """
 
-    # A block that was hit was hit together with those before it, so these are kept, too.
-    is_closed = True
+    # Closed while requests release all their blocks at once, but a cold tail that is given back
+    # ahead of its request would outlive the rest.
+    is_closed = False
 
     def __init__(self, epsilon: float = 0.0) -> None:
         if not 0 <= epsilon <= 1:

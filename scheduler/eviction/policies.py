@@ -24,6 +24,9 @@ _MAKERS: dict[str, Callable[..., EvictionPolicy]] = {
 POLICIES = tuple(_MAKERS)
 """Names that `make_policy` knows."""
 
+DEFAULT_POLICY = "auto"
+"""Adapts without knowing the queue; docs/eviction.md has its figures."""
+
 
 def make_policy(name: str, **options: object) -> EvictionPolicy:
     """Return a new policy; `options` are arguments of its class.
@@ -33,5 +36,3 @@ def make_policy(name: str, **options: object) -> EvictionPolicy:
     if name not in _MAKERS:
         raise ValueError(f"eviction policy {name!r} is unknown; choose from {', '.join(POLICIES)}.")
     return _MAKERS[name](**options)
-
-DEFAULT_POLICY = "lru"

@@ -42,8 +42,8 @@ class EvictionPolicy(ABC):
     """
 
     is_closed: ClassVar[bool] = False
-    """Victims never precede the blocks that follow on them, given that a request's blocks are
-    released together, tail first. Then the pool need not know who follows on whom."""
+    """Victims never precede the blocks that follow on them, given that requests release blocks
+    tail first. Then the pool need not know who follows on whom, and is faster."""
 
     _cache: CachedBlocks
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from paged.scheduler.eviction.policies import DEFAULT_POLICY
+
 
 @dataclass(frozen=True, slots=True)
 class SimulationConfig:
@@ -28,7 +30,7 @@ class SimulationConfig:
 
     num_blocks: int
     block_size: int = 16
-    policy: str = "lru"
+    policy: str = DEFAULT_POLICY
     concurrency: int | None = None
     num_queued: int | None = None
     max_num_seqs: int = 256

@@ -11,7 +11,9 @@ from paged.scheduler.tiers.loads import LoadQueue, LoadResult
 from paged.scheduler.tiers.saves import SaveQueue
 from paged.scheduler.tiers.stack import Medium, TierStack
 
-_MAX_INFLIGHT_BYTES = 256 * 2**20
+MAX_INFLIGHT_BYTES = 256 * 2**20
+"""Most bytes on their way in one direction, which lie in device memory beside the cache."""
+
 # A disk that hangs (a network folder) must not keep the process from ending.
 _CLOSE_SECONDS = 30.0
 
@@ -85,7 +87,7 @@ class TierManager:
         *,
         host: HostTier | None = None,
         disk: DiskTier | None = None,
-        max_inflight_bytes: int = _MAX_INFLIGHT_BYTES,
+        max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
     ) -> None:
         self._stack = TierStack(host, disk)
         if device.block_bytes != self._stack.block_bytes:

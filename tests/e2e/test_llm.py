@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from paged import LLM, SamplingParams
+from paged.scheduler import loading
 from paged.scheduler.errors import CapacityError
 from paged.scheduler.params import ParameterError
 
@@ -113,6 +114,23 @@ def test_a_pool_too_small_for_one_request_is_refused_with_the_remedy(tiny_model)
             str(tiny_model),
             max_model_len=256,
             num_gpu_blocks_override=9,
+            compilation_cache_dir=None,
+            progress=False,
+        )
+
+
+def test_contradicting_settings_are_refused_before_the_weights_are_read(tiny_model, monkeypatch):
+    def load_params(*_args, **_options):
+        raise AssertionError("too late")
+
+    monkeypatch.setattr(loading, "load_params", load_params)
+    with pytest.raises(ValueError, match="must be at least max_model_len=64 without chunked"):
+        LLM(
+            str(tiny_model),
+            max_model_len=64,
+            max_num_batched_tokens=32,
+            max_num_seqs=8,
+            enable_chunked_prefill=False,
             compilation_cache_dir=None,
             progress=False,
         )

@@ -25,6 +25,7 @@ TIED = ModelConfig(
 UNTIED_BIASED = replace(
     TIED,
     num_layers=11,  # "10" sorts before "2", so an order by name would show
+    layer_windows=(),
     tie_word_embeddings=False,
     attention_bias=True,
     attention_output_bias=True,

@@ -124,11 +124,13 @@ class FakeTiers:
       capacity: most blocks; the oldest go first.
       delays: polls that the next loads take, in turn.
       losses: blocks that the next loads lose at their end, in turn.
+      largest_load: most blocks of a load.
     """
 
     capacity: int
     delays: list[int]
     losses: list[int]
+    largest_load: int
     stored: dict[bytes, list] = field(default_factory=dict)
     saves: list[tuple[int, bytes]] = field(default_factory=list)
     loads: dict[str, FakeLoad] = field(default_factory=dict)
@@ -150,7 +152,7 @@ class FakeTiers:
 
     def lookup(self, keys):
         found = []
-        for key in keys:
+        for key in keys[: self.largest_load]:
             if key not in self.stored:
                 break
             found.append("host")

@@ -19,13 +19,13 @@ VOCAB_SIZE = 256
 
 
 @dataclass
-class FinishedStep:
-    """A step whose result is known."""
+class FakeStep:
+    """A step that samples when it is asked: by then the samples of earlier steps are known."""
 
-    output: ModelRunnerOutput
+    sample: Callable[[], ModelRunnerOutput]
 
     def result(self) -> ModelRunnerOutput:
-        return self.output
+        return self.sample()
 
 
 @dataclass
@@ -42,10 +42,13 @@ class FakeRunner:
     steps: list[SchedulerOutput] = field(default_factory=list)
     closed: bool = False
 
-    def execute(self, output: SchedulerOutput) -> FinishedStep:
+    def execute(self, output: SchedulerOutput) -> FakeStep:
         if len(self.steps) == self.fail_at:
             raise RuntimeError("the device is on fire")
         self.steps.append(output)
+        return FakeStep(lambda: self._sample(output))
+
+    def _sample(self, output: SchedulerOutput) -> ModelRunnerOutput:
         tokens = [self.script(s.request) if s.samples else 0 for s in output.scheduled]
         rows = len(tokens)
         logprobs = RunnerLogprobs(
@@ -54,7 +57,7 @@ class FakeRunner:
             top_ids=np.array([[t, ord("x"), ord("y")] for t in tokens], np.int32),
             top=np.tile(np.array([-0.5, -1.5, -2.5], np.float32), (rows, 1)),
         )
-        return FinishedStep(ModelRunnerOutput(np.array(tokens, np.int32), logprobs))
+        return ModelRunnerOutput(np.array(tokens, np.int32), logprobs)
 
     def close(self) -> None:
         self.closed = True
@@ -81,6 +84,7 @@ def make_engine(
     max_model_len: int = 128,
     enable_prefix_caching: bool = True,
     fail_at: int | None = None,
+    async_scheduling: bool = False,
 ) -> Engine:
     """Return an engine on a `FakeRunner` and the tiny byte tokenizer (token id = byte)."""
     tokenizer = Tokenizer.from_directory(TINY_TOKENIZER)
@@ -94,6 +98,7 @@ def make_engine(
         scheduler=scheduler,
         runner=FakeRunner(script, fail_at),
         tokenizer=tokenizer,
+        async_scheduling=async_scheduling,
         processor=InputProcessor(
             tokenizer, vocab_size=VOCAB_SIZE, max_model_len=max_model_len, seed=0
         ),

@@ -3,8 +3,9 @@
 import pytest
 
 from paged.models.tokenizer import Tokenizer
-from paged.scheduler.admission import InputProcessor
+from paged.scheduler.admission import InputProcessor, parse_cache_mode
 from paged.scheduler.params import ParameterError, SamplingParams
+from paged.scheduler.request import CacheMode
 from tests.scheduler.fakes import TINY_TOKENIZER
 
 EOS, OTHER_EOS = 2, 7
@@ -84,3 +85,30 @@ def test_requests_without_a_seed_differ_but_repeat_with_the_engines_seed():
 def test_bad_words_are_forbidden_as_written_and_after_a_space(processor):
     edits = admit(processor, bad_words=["A"]).logit_edits
     assert edits.bad_words == ((ord("A"),),)  # " A" is two bytes here, so it adds nothing
+
+
+@pytest.mark.parametrize("priority", [0, -1, 2**63 - 1, -(2**63)])
+def test_every_sample_has_the_priority_and_the_cache_mode(processor, priority):
+    params = SamplingParams(n=3, temperature=1.0)
+    requests = processor.process(
+        "id", (10, 11), params, cache_mode=CacheMode.PIN, priority=priority
+    )
+    assert [(r.priority, r.cache_mode) for r in requests] == [(priority, CacheMode.PIN)] * 3
+
+
+@pytest.mark.parametrize("priority", [2**63, -(2**63) - 1])
+def test_a_priority_beyond_64_bits_is_refused(processor, priority):
+    with pytest.raises(ParameterError, match=r"priority must fit into 64 bits, got -?9223"):
+        processor.process("id", (10, 11), SamplingParams(), priority=priority)
+
+
+def test_cache_modes_have_names():
+    names = ["default", "no_store", "pin", None]
+    modes = [CacheMode.DEFAULT, CacheMode.NO_STORE, CacheMode.PIN, CacheMode.DEFAULT]
+    assert [parse_cache_mode(name) for name in names] == modes
+
+
+@pytest.mark.parametrize("name", ["", "Pin", 0, False, ["pin"]])
+def test_an_unknown_cache_mode_is_refused_with_the_choices(name):
+    with pytest.raises(ParameterError, match="cache must be one of default, no_store, pin, got"):
+        parse_cache_mode(name)

@@ -2,16 +2,19 @@
 
 import asyncio
 import dataclasses
+import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 
 from paged.scheduler.async_engine import AsyncEngine
+from paged.scheduler.cache_events import AllBlocksCleared, BlockStored
 from paged.scheduler.config import EngineConfig
 from paged.scheduler.errors import EngineDeadError, QueueFullError
 from paged.scheduler.loading import LoadedEngine
 from paged.scheduler.params import ParameterError, SamplingParams
+from paged.scheduler.request import CacheMode
 from tests.scheduler.fakes import make_engine, spell
 
 HELLO = spell("hello")
@@ -233,3 +236,176 @@ def test_listeners_see_every_generated_token():
         assert sum(len(stats.finished) for stats in seen) == 3
 
     serve(scenario)
+
+
+def test_priority_and_cache_mode_reach_the_scheduler():
+    seen = []
+
+    def script(request):
+        seen.append((request.priority, request.cache_mode, request.cache_salt))
+        return 2
+
+    async def scenario(engine):
+        options = {"priority": -4, "cache_mode": CacheMode.NO_STORE, "cache_salt": "s"}
+        async for _ in engine.generate([65], DEFAULTS, **options):
+            pass
+        async for _ in engine.generate([65], DEFAULTS):
+            pass
+        with pytest.raises(ParameterError, match="priority must fit into 64 bits"):
+            await anext(engine.generate([65], DEFAULTS, priority=2**63))
+
+    serve(scenario, script=script)
+    assert seen == [(-4, CacheMode.NO_STORE, "s"), (0, CacheMode.DEFAULT, None)]
+
+
+LONG_PROMPT = tuple(range(65, 65 + 17))  # four full blocks of 4 and one token
+
+
+async def cached_tokens(engine, prompt=LONG_PROMPT) -> int:
+    (output,) = [o async for o in engine.generate(prompt, SamplingParams(max_tokens=1))]
+    return output.num_cached_tokens
+
+
+def test_a_reset_forgets_the_prefixes():
+    async def scenario(engine):
+        before = [await cached_tokens(engine) for _ in range(2)]
+        assert await engine.reset_prefix_cache()
+        return [*before, await cached_tokens(engine)]
+
+    assert serve(scenario) == [0, 16, 0]
+
+
+def test_a_reset_waits_for_nobody_and_says_so():
+    async def scenario(engine):
+        stream = engine.generate(LONG_PROMPT, SamplingParams(max_tokens=100))
+        await anext(stream)
+        assert not await engine.reset_prefix_cache()
+        assert await cached_tokens(engine) == 16
+        await stream.aclose()
+
+    serve(scenario, script=endless)
+
+
+def test_a_reset_may_preempt_what_runs_without_changing_it():
+    async def scenario(engine):
+        stream = engine.generate(LONG_PROMPT, SamplingParams(max_tokens=60))
+        first = await anext(stream)
+        assert await engine.reset_prefix_cache(reset_running_requests=True)
+        text = first.outputs[0].text + "".join([o.outputs[0].text async for o in stream])
+        assert text == "a" * 60
+        (row,) = engine._engine.runner.steps[-1].scheduled
+        return row.request.num_preemptions
+
+    assert serve(scenario, script=endless) == 1
+
+
+def test_a_new_weights_epoch_keeps_the_output_and_forgets_the_prefixes():
+    async def scenario(engine):
+        stream = engine.generate(LONG_PROMPT, SamplingParams(max_tokens=60))
+        first = await anext(stream)
+        await engine.advance_weights_epoch()
+        text = first.outputs[0].text + "".join([o.outputs[0].text async for o in stream])
+        assert text == "a" * 60
+        assert await cached_tokens(engine) == 16, "computed with the new weights"
+        await engine.advance_weights_epoch()
+        return await cached_tokens(engine)
+
+    assert serve(scenario, script=endless) == 0
+
+
+@pytest.mark.parametrize("name", ["reset_prefix_cache", "advance_weights_epoch"])
+def test_a_dead_engine_resets_nothing(name):
+    async def scenario(engine):
+        with pytest.raises(EngineDeadError, match="the device is on fire"):
+            await collect(engine)
+        with pytest.raises(EngineDeadError, match="the device is on fire"):
+            await getattr(engine, name)()
+
+    serve(scenario, fail_at=0)
+
+
+def test_whoever_waits_for_a_reset_learns_of_the_engines_end():
+    def burn(_request):
+        time.sleep(0.05)
+        raise RuntimeError("the device is on fire")
+
+    async def scenario(engine):
+        stream = engine.generate([65], SamplingParams(max_tokens=100))
+        reading = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0.01)  # the first step is under way, so the reset has to wait
+        resets = [asyncio.create_task(engine.reset_prefix_cache()) for _ in range(3)]
+        await asyncio.sleep(0)
+        resets[0].cancel()
+        results = await asyncio.gather(*resets, reading, return_exceptions=True)
+        assert isinstance(results[0], asyncio.CancelledError)
+        assert [type(result) for result in results[1:]] == [EngineDeadError] * 3
+        await stream.aclose()
+
+    serve(scenario, script=burn)
+
+
+def test_shutdown_answers_whoever_waits_for_a_reset():
+    async def scenario(engine):
+        stream = engine.generate([65], SamplingParams(max_tokens=100))
+        await anext(stream)
+        reset = asyncio.create_task(engine.reset_prefix_cache())
+        await engine.shutdown()
+        result = await asyncio.gather(reset, return_exceptions=True)
+        assert result in ([False], [True]) or isinstance(result[0], EngineDeadError)
+        await stream.aclose()
+
+    serve(scenario, script=endless)
+
+
+def test_subscribers_hear_on_the_event_loop_what_is_stored_and_cleared():
+    async def scenario(engine):
+        events = []
+        threads = set()
+        unsubscribe = engine.subscribe_cache_events(events.append)
+        engine.subscribe_cache_events(lambda _: threads.add(threading.get_ident()))
+        await cached_tokens(engine)
+        (stored,) = events
+        assert isinstance(stored, BlockStored)
+        assert (stored.token_ids, len(stored.block_hashes)) == (LONG_PROMPT[:16], 4)
+        assert await engine.reset_prefix_cache()
+        assert events == [stored, AllBlocksCleared()]
+        unsubscribe()
+        unsubscribe()  # once more does no harm
+        await cached_tokens(engine)
+        assert len(events) == 2
+        assert threads == {threading.get_ident()}
+
+    serve(scenario)
+
+
+def test_nobody_listens_once_the_last_subscriber_has_left():
+    async def scenario(engine):
+        source = engine._engine.scheduler.pool.events
+        calls = []
+        leave = [engine.subscribe_cache_events(calls.append) for _ in range(2)]
+        await cached_tokens(engine)
+        assert source.is_active
+        assert len(calls) == 2
+        for unsubscribe in leave:
+            unsubscribe()
+        again = engine.subscribe_cache_events(calls.append)
+        await engine.reset_prefix_cache()
+        assert calls[2:] == [AllBlocksCleared()]
+        again()
+        await engine.reset_prefix_cache()
+        assert not source.is_active
+
+    serve(scenario)
+
+
+def test_a_subscriber_that_fails_fails_alone(caplog):
+    async def scenario(engine):
+        events = []
+        engine.subscribe_cache_events(lambda event: 1 / 0)
+        engine.subscribe_cache_events(events.append)
+        await cached_tokens(engine)
+        assert len(events) == 1
+        engine.check_health()
+
+    serve(scenario)
+    assert "A subscriber of cache events has failed." in caplog.text

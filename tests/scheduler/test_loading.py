@@ -1,5 +1,7 @@
 """Defaults and limits that depend on model and device."""
 
+import dataclasses
+
 import pytest
 
 from paged.models.config import ModelConfig
@@ -41,6 +43,28 @@ def test_limits_of_a_cpu_are_the_references():
 )
 def test_a_limit_that_is_given_bounds_the_default_of_the_other(settings, limits):
     assert StepLimits.of(resolve(**settings)) == StepLimits(*limits)
+
+
+@pytest.mark.parametrize(
+    ("settings", "budget"),
+    [
+        ({}, 2048),
+        ({"enable_chunked_prefill": False}, 4096),
+        ({"enable_chunked_prefill": False, "max_model_len": 100}, 2048),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 5000}, 5000),
+    ],
+)
+def test_a_step_holds_the_longest_prompt_where_prompts_are_not_cut(settings, budget):
+    model = dataclasses.replace(MODEL, max_position_embeddings=4096)
+    resolved = resolve_config(EngineConfig(**settings), model)
+    assert StepLimits.of(resolved).max_num_batched_tokens == budget
+
+
+def test_a_step_too_small_for_a_whole_prompt_is_refused_with_the_remedy():
+    with pytest.raises(
+        ValueError, match="max_num_batched_tokens=64 must be at least max_model_len"
+    ):
+        resolve(enable_chunked_prefill=False, max_num_batched_tokens=64)
 
 
 def test_unresolved_limits_are_a_mistake_of_ours():

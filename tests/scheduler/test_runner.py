@@ -146,7 +146,6 @@ def test_a_step_that_moves_blocks_needs_a_mover_and_a_step_needs_a_warmup(
 
 def top_logprobs(runner: ModelRunner, block_tables: list[list[int]]) -> list[np.ndarray]:
     """Log probabilities along two chunks of a prompt and four decodes; the window is 4."""
-    runner.warmup(BucketTable(8, 8), progress=False)
     request = Request("r", tuple(range(20, 30)), SamplingParams(logprobs=5), 6)
     request.block_tables = block_tables
     request.batch_row = 3
@@ -163,7 +162,6 @@ def top_logprobs(runner: ModelRunner, block_tables: list[list[int]]) -> list[np.
             assert result.logprobs is not None
             got.append(result.logprobs.top[0])
             request.output_token_ids.append(7 * start % 64)
-    runner.close()
     return got
 
 
@@ -171,11 +169,14 @@ def test_cache_groups_have_block_tables_of_their_own() -> None:
     config = replace(CONFIG, num_layers=2, layer_windows=(None, 4))
     groups = group_layers(config.layer_windows)
     assert len(groups) == 2
-    grouped = make_runner(config=config, groups=groups)
-    whole = make_runner(config=config, groups=one_group(2))
+    grouped, whole = (make_runner(config=config, groups=g) for g in (groups, one_group(2)))
+    for runner in (grouped, whole):
+        runner.warmup(BucketTable(8, 8), progress=False)
     expected = top_logprobs(whole, [[5, 1, 9, 3]])
     got = top_logprobs(grouped, [[5, 1, 9, 3], [2, 8, 4, 7]])
     np.testing.assert_allclose(got, expected, atol=1e-6)
     # Tables that are mixed up are noticed.
-    mixed = top_logprobs(make_runner(config=config, groups=groups), [[5, 1, 9, 3], [5, 1, 9, 3]])
+    mixed = top_logprobs(grouped, [[5, 1, 9, 3], [5, 1, 9, 3]])
     assert np.abs(np.subtract(mixed, expected)).max() > 1e-3
+    for runner in (grouped, whole):
+        runner.close()

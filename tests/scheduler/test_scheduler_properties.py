@@ -88,6 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             st.integers(1, 20),
             st.lists(st.integers(0, 3), min_size=1, max_size=4),
             st.lists(st.sampled_from([0, 0, 1, 9]), min_size=1, max_size=4),
+            st.integers(1, 9),
         ),
         is_async=st.booleans(),
     )

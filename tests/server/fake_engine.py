@@ -18,6 +18,7 @@ from paged.scheduler.config import EngineConfig
 from paged.scheduler.errors import EngineDeadError
 from paged.scheduler.output import CompletionOutput, Logprob, RequestOutput, StepStats
 from paged.scheduler.params import SamplingParams
+from paged.scheduler.request import CacheMode
 
 TOKENIZER_DIR = pathlib.Path(__file__).parents[1] / "data" / "golden" / "tiny" / "tokenizer"
 EOS = 2
@@ -33,6 +34,8 @@ class Seen:
     params: SamplingParams
     prompt: str | None
     cache_salt: str | None
+    cache_mode: CacheMode = CacheMode.DEFAULT
+    priority: int = 0
 
 
 @dataclass
@@ -59,7 +62,7 @@ class FakeEngine:
       refuse: raised by `generate` before the first item.
       fail_after: number of tokens after which `generate` raises EngineDeadError.
       health: raised by `check_health`.
-      seen, aborted, drained: what the server did.
+      seen, aborted, drained, resets: what the server did; of a reset whether it was to preempt.
     """
 
     answer: str | Callable[[int], str] = "The answer is 42."
@@ -78,6 +81,7 @@ class FakeEngine:
     seen: list[Seen] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     drained: list[float] = field(default_factory=list)
+    resets: list[bool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokenizer = Tokenizer.from_directory(TOKENIZER_DIR)
@@ -119,6 +123,11 @@ class FakeEngine:
             )
         )
 
+    async def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        self.check_health()
+        self.resets.append(reset_running_requests)
+        return reset_running_requests or not self.running
+
     async def drain(self, timeout_seconds: float) -> None:
         self.drained.append(timeout_seconds)
         with contextlib.suppress(TimeoutError):
@@ -135,12 +144,16 @@ class FakeEngine:
         request_id: str,
         prompt: str | None = None,
         cache_salt: str | None = None,
+        cache_mode: CacheMode = CacheMode.DEFAULT,
+        priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         if self.refuse is not None:
             raise self.refuse
         assert request_id not in self.running, "ids must be unique"
         prompt_ids = tuple(prompt_token_ids)
-        self.seen.append(Seen(request_id, prompt_ids, params, prompt, cache_salt))
+        self.seen.append(
+            Seen(request_id, prompt_ids, params, prompt, cache_salt, cache_mode, priority)
+        )
         self.running[request_id] = params.n
         self.idle.clear()
         finished = False

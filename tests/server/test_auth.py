@@ -14,7 +14,7 @@ UNKNOWN = [("GET", "/"), ("GET", "/nope"), ("GET", "/v1//x"), ("GET", "/health/"
 
 
 def all_routes() -> list[tuple[str, str]]:
-    app = make_app(FakeEngine(), ServerSettings())
+    app = make_app(FakeEngine(), ServerSettings(dev_mode=True))
     routes = {(route.method, route.resource.canonical) for route in app.router.routes()}
     return sorted((m, path.replace("{model}", "tiny")) for m, path in routes if m != "HEAD")
 
@@ -36,8 +36,8 @@ def statuses(routes, headers=None, **settings) -> dict[tuple[str, str], int]:
 
 def test_every_route_but_the_probes_needs_a_key():
     routes = all_routes()
-    assert len(routes) == 12
-    for route, status in statuses(routes, **KEYS).items():
+    assert len(routes) == 13
+    for route, status in statuses(routes, dev_mode=True, **KEYS).items():
         assert (status == 401) == (route not in OPEN), (route, status)
 
 

@@ -1,6 +1,7 @@
 """The command line: spellings, sizes, settings, help, messages; nothing is loaded here."""
 
 import argparse
+import dataclasses
 import logging
 import re
 import subprocess
@@ -11,6 +12,9 @@ import pytest
 from paged._version import __version__
 from paged.models.demo import DEFAULT_CACHE_DIR
 from paged.scheduler.config import EngineConfig
+from paged.scheduler.eviction.policies import DEFAULT_POLICY, POLICIES
+from paged.scheduler.prefix_cache import HASH_ALGORITHMS
+from paged.scheduler.request_queue import SCHEDULING_POLICIES
 from paged.server import cli_errors
 from paged.server.cli import build_parser, main
 from paged.server.cli_errors import UserError, user_errors
@@ -32,7 +36,14 @@ def parse(*arguments: str) -> argparse.Namespace:
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch):
-    for name in ("PAGED_API_KEY", "VLLM_API_KEY", "PAGED_CACHE_DIR", "PAGED_MODELS_CACHE"):
+    for name in (
+        "PAGED_API_KEY",
+        "VLLM_API_KEY",
+        "PAGED_CACHE_DIR",
+        "PAGED_MODELS_CACHE",
+        "PAGED_SERVER_DEV_MODE",
+        "VLLM_SERVER_DEV_MODE",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -47,46 +58,118 @@ def test_defaults_are_those_of_the_settings():
     assert (args.model, args.host, args.port) == (None, "0.0.0.0", 8000)
 
 
-def test_every_engine_option_arrives():
-    args = parse(
-        "serve",
-        "some/model",
-        "--max-model-len=4K",
-        "--max-num-seqs=32",
-        "--max-num-batched-tokens=2k",
-        "--block-size=32",
-        "--gpu-memory-utilization=0.5",
-        "--kv-cache-memory-bytes=2G",
-        "--num-gpu-blocks-override=100",
-        "--no-enable-prefix-caching",
-        "--kv-cache-dtype=float16",
-        "--dtype=bfloat16",
-        "--seed=7",
-        "--attention-backend=xla",
-        "--max-num-queued-reqs=9",
-        "--generation-config=vllm",
-        "--compilation-cache-dir=/tmp/x",
-        "--revision=v1",
-        "--hf-token=secret",
-    )
-    assert engine_config(args) == EngineConfig(
-        max_model_len=4096,
-        max_num_seqs=32,
-        max_num_batched_tokens=2000,
-        block_size=32,
-        gpu_memory_utilization=0.5,
-        kv_cache_memory_bytes=2**31,
-        num_gpu_blocks_override=100,
-        enable_prefix_caching=False,
-        kv_cache_dtype="float16",
-        dtype="bfloat16",
-        seed=7,
-        attention_backend="xla",
-        max_num_queued_reqs=9,
-        generation_config="vllm",
-        compilation_cache_dir="/tmp/x",
-    )
-    assert (args.model, args.revision, args.hf_token) == ("some/model", "v1", "secret")
+# Of every setting of the engine: what the command line says, and what it means.
+FLAGS: dict[str, tuple[str, object]] = {
+    "max_model_len": ("4K", 4096),
+    "max_num_seqs": ("32", 32),
+    "max_num_batched_tokens": ("2k", 2000),
+    "block_size": ("32", 32),
+    "gpu_memory_utilization": ("0.5", 0.5),
+    "kv_cache_memory_bytes": ("2G", 2**31),
+    "num_gpu_blocks_override": ("100", 100),
+    "enable_prefix_caching": ("no", False),
+    "kv_cache_dtype": ("float16", "float16"),
+    "dtype": ("bfloat16", "bfloat16"),
+    "seed": ("7", 7),
+    "attention_backend": ("xla", "xla"),
+    "max_num_queued_reqs": ("9", 9),
+    "scheduling_policy": ("priority", "priority"),
+    "enable_chunked_prefill": ("no", False),
+    "long_prefill_token_threshold": ("1k", 1000),
+    "max_num_partial_prefills": ("4", 4),
+    "max_long_partial_prefills": ("2", 2),
+    "async_scheduling": ("no", False),
+    "prefix_cache_policy": ("arc", "arc"),
+    "prefix_caching_hash_algo": ("sha256", "sha256"),
+    "kv_offloading_size": ("1.5", 1.5),
+    "kv_offloading_path": ("/tmp/kv", "/tmp/kv"),
+    "kv_offloading_disk_size": ("10", 10.0),
+    "disable_hybrid_kv_cache_manager": ("yes", True),
+    "generation_config": ("vllm", "vllm"),
+    "compilation_cache_dir": ("/tmp/x", "/tmp/x"),
+}
+NEEDS = {
+    "kv_offloading_path": ["kv_offloading_size"],
+    "kv_offloading_disk_size": ["kv_offloading_size", "kv_offloading_path"],
+}
+
+
+def spelt(field: str) -> str:
+    text = FLAGS[field][0]
+    name = field.replace("_", "-")
+    return {"yes": f"--{name}", "no": f"--no-{name}"}.get(text, f"--{name}={text}")
+
+
+def test_every_setting_of_the_engine_has_a_flag_of_its_name():
+    assert list(FLAGS) == [field.name for field in dataclasses.fields(EngineConfig)]
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "generate"])
+@pytest.mark.parametrize("field", FLAGS)
+def test_flag_of_the_engine_arrives(command, field):
+    given = [field, *NEEDS.get(field, [])]
+    before = engine_config(parse(command))
+    expected = {name: FLAGS[name][1] for name in given}
+    assert getattr(before, field) != expected[field], "would show nothing"
+    after = engine_config(parse(command, *map(spelt, given)))
+    assert after == dataclasses.replace(before, **expected)
+
+
+def test_all_engine_options_together_arrive():
+    # Without a prefix cache there is nothing to offload.
+    expected = {n: value for n, (_, value) in FLAGS.items() if not n.startswith("kv_offloading")}
+    args = parse("serve", "a/model", *map(spelt, expected), "--revision=v1", "--hf-token=secret")
+    assert engine_config(args) == EngineConfig(**expected)
+    assert (args.model, args.revision, args.hf_token) == ("a/model", "v1", "secret")
+
+
+def test_folder_of_evicted_blocks_may_be_in_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    args = parse("serve", "--kv-offloading-size=1", "--kv-offloading-path=~/kv")
+    assert engine_config(args).kv_offloading_path == "/home/me/kv"
+
+
+ABOUT_THE_MODEL = {
+    "dtype",
+    "seed",
+    "attention_backend",
+    "generation_config",
+    "compilation_cache_dir",
+}
+
+
+def test_operators_are_told_of_every_flag_of_memory_and_scheduling():
+    page = (ROOT / "docs" / "serving.md").read_text()
+    flags = [name.replace("_", "-") for name in FLAGS if name not in ABOUT_THE_MODEL]
+    missing = [name for name in flags if not re.search(rf"`--(no-)?{name}\b", page)]
+    missing += [name for name in (*POLICIES, *HASH_ALGORITHMS) if f"`{name}`" not in page]
+    assert not missing, "explain these in docs/serving.md"
+
+
+def test_only_generate_knows_its_queue_and_looks_ahead():
+    policies = [engine_config(parse(c)).prefix_cache_policy for c in ("serve", "chat", "generate")]
+    assert policies == [DEFAULT_POLICY, DEFAULT_POLICY, "lookahead"]
+    chosen = engine_config(parse("generate", "--prefix-cache-policy=lru"))
+    assert chosen.prefix_cache_policy == "lru"
+
+
+@pytest.mark.parametrize("name", ["PAGED_SERVER_DEV_MODE", "VLLM_SERVER_DEV_MODE"])
+@pytest.mark.parametrize(("value", "on"), [("1", True), ("0", False), ("", False)])
+def test_dev_mode_comes_from_the_environment(monkeypatch, name, value, on):
+    monkeypatch.setenv(name, value)
+    assert server_settings(parse("serve")).dev_mode == on
+
+
+def test_own_name_of_dev_mode_wins(monkeypatch):
+    monkeypatch.setenv("PAGED_SERVER_DEV_MODE", "0")
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    assert not server_settings(parse("serve")).dev_mode
+
+
+def test_dev_mode_is_yes_or_no(monkeypatch, capsys):
+    monkeypatch.setenv("PAGED_SERVER_DEV_MODE", "maybe")
+    assert main(["serve", "--host", "127.0.0.1"]) == 1
+    assert "$PAGED_SERVER_DEV_MODE=maybe must be 0 or 1." in capsys.readouterr().err
 
 
 def test_every_server_option_arrives(tmp_path):
@@ -103,6 +186,7 @@ def test_every_server_option_arrives(tmp_path):
         "x",
         "y",
         "--metrics-require-key",
+        "--no-cache-salt-per-key",
         f"--chat-template={template}",
         "--trust-request-chat-template",
         "--client-max-size=1M",
@@ -114,6 +198,7 @@ def test_every_server_option_arrives(tmp_path):
         served_model_names=("x", "y"),
         api_keys=("a", "b", "c"),
         metrics_require_key=True,
+        cache_salt_per_key=False,
         chat_template="{{ messages }}",
         trust_request_chat_template=True,
         client_max_size=2**20,
@@ -218,6 +303,16 @@ def test_sampling_fields_leave_out_what_was_not_given():
         (["serve", "--max-model-len", "long"], "argument --max-model-len: 'long' is no size"),
         (["serve", "--dtype", "int4"], "argument --dtype: invalid choice: 'int4'"),
         (["serve", "--attention-backend", "x"], "argument --attention-backend: invalid choice"),
+        (
+            ["serve", "--prefix-cache-policy", "x"],
+            f"(choose from {', '.join(map(repr, POLICIES))})",
+        ),
+        (
+            ["serve", "--prefix-caching-hash-algo", "md5"],
+            f"(choose from {', '.join(map(repr, HASH_ALGORITHMS))})",
+        ),
+        (["serve", "--scheduling-policy", "x"], "(choose from 'fcfs', 'priority')"),
+        (["serve", "--kv-offloading-size", "4G"], "'4G' is no number of GiB; write 4 or 0.5"),
     ],
 )
 def test_wrong_usage_exits_with_2(capsys, arguments, message):
@@ -235,6 +330,22 @@ def test_wrong_usage_exits_with_2(capsys, arguments, message):
         (
             ["--max-num-batched-tokens", "8", "--max-num-seqs", "9"],
             "max_num_batched_tokens=8 must be at least max_num_seqs=9",
+        ),
+        (["--kv-offloading-size", "-1"], "kv_offloading_size=-1.0 must be a number of GiB"),
+        (["--kv-offloading-size", "nan"], "kv_offloading_size=nan must be a number of GiB"),
+        (["--kv-offloading-path", "/kv"], "kv_offloading_path='/kv' needs kv_offloading_size"),
+        (
+            ["--kv-offloading-size", "1", "--kv-offloading-disk-size", "9"],
+            "kv_offloading_disk_size says how much of kv_offloading_path may be used",
+        ),
+        (
+            ["--kv-offloading-size", "1", "--no-enable-prefix-caching"],
+            "kv_offloading_size needs enable_prefix_caching",
+        ),
+        (["--max-num-partial-prefills", "0"], "max_num_partial_prefills=0 must be at least 1."),
+        (
+            ["--max-num-partial-prefills", "1", "--max-long-partial-prefills", "2"],
+            "max_long_partial_prefills=2 must not exceed max_num_partial_prefills=1",
         ),
         (["--client-max-size", "0"], "client_max_size=0 must be at least 1 byte."),
         (["--api-key", ""], "api_keys must not hold an empty string."),
@@ -261,13 +372,15 @@ def test_help_shows_defaults_and_groups(capsys, command):
     with pytest.raises(SystemExit):
         main([command, "--help"])
     text = capsys.readouterr().out
-    for group in ("model:", "memory:", "scheduling:", "logging:"):
+    for group in ("model:", "memory:", "prefix cache:", "scheduling:", "logging:"):
         assert f"\n{group}\n" in text
     words = " ".join(text.split())
     assert "type of weights and activations (default: auto)" in words
     assert "reuse the KV of prompts that begin alike (default: on)" in words
     assert "(default: None)" not in words
     assert "$PAGED_MODELS_CACHE is the folder" in words
+    for choices in (POLICIES, HASH_ALGORITHMS, SCHEDULING_POLICIES):
+        assert "{" + ",".join(choices) + "}" in words
     assert f"(default: {DEFAULT_CACHE_DIR})" in words
     assert max(map(len, text.splitlines())) <= 100
 

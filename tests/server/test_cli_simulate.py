@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from paged.scheduler.request_queue import SCHEDULING_POLICIES
+from paged.scheduler.simulator.config import SimulationConfig
 from paged.server.cli import build_parser, main
 from paged.server.cli_options import dashed
 from tests.server.process import ROOT
@@ -97,13 +99,16 @@ def test_csv_is_written(capsys, tmp_path):
 
 
 def test_baselines_are_compared(capsys):
-    arguments = ["simulate", "--trace", "poisson", "--num-requests", "400", "--num-blocks", "982",
-                 "--concurrency", "32", "--baselines"]  # fmt: skip
-    found = json.loads(output(capsys, *arguments, "--json"))["baselines"]
+    arguments = ["simulate", "--trace", "poisson", "--num-requests", "400", "--concurrency", "32",
+                 "--baselines", "--num-blocks"]  # fmt: skip
+    found = json.loads(output(capsys, *arguments, "982", "--json"))["baselines"]
     live = {use["strategy"]: use["live"] for use in found["reservations"]}
     assert live["max"] < live["pow2"] < live["oracle"] < found["blocks"]["live"]
+    # A static batch of 32 would need 32 times the longest request.
+    assert "static_batching" not in found
+    found = json.loads(output(capsys, *arguments, "6000", "--json"))["baselines"]
     assert found["static_batching"]["continuous_over_static"] > 1.5
-    text = output(capsys, *arguments)
+    text = output(capsys, *arguments, "6000")
     assert "blocks" in text
     assert "times the throughput of static batches" in text
 
@@ -152,10 +157,21 @@ def test_values_that_cannot_be_parsed_exit_with_2(capsys, arguments, message: st
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
+def test_every_scheduling_policy_is_offered(capsys, policy: str):
+    output(capsys, *SMALL, "--scheduling-policy", policy)
+
+
 def test_defaults_are_those_of_the_configuration():
     args = build_parser().parse_args(dashed(["simulate", "--num_blocks=1k"]))
-    assert (args.num_blocks, args.block_size, args.policy) == ([1000], 16, ["lru"])
-    assert (args.max_num_seqs, args.max_num_batched_tokens, args.concurrency) == (256, 2048, None)
+    config = SimulationConfig(1000)
+    assert (args.num_blocks, args.policy) == ([config.num_blocks], [config.policy])
+    for name in (
+        "block_size", "concurrency", "num_queued", "max_num_seqs", "max_num_batched_tokens",
+        "max_model_len", "scheduling_policy", "long_prefill_token_threshold",
+        "enable_chunked_prefill", "enable_prefix_caching",
+    ):  # fmt: skip
+        assert getattr(args, name) == getattr(config, name), name
 
 
 def test_parsing_and_a_run_without_a_gpu_load_no_jax():

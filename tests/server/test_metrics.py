@@ -1,10 +1,12 @@
 """Metrics: names as dashboards know them, values from scripted steps; and the log line."""
 
+import dataclasses
 import re
 
 import pytest
 
 from paged.scheduler.config import EngineConfig
+from paged.scheduler.errors import QueueFullError
 from paged.scheduler.output import FinishedRequestStats, StepStats
 from paged.server.app import make_app
 from paged.server.log_stats import LogStats
@@ -16,12 +18,16 @@ LABELS = 'engine="0",model_name="m"'
 COUNTERS = [
     "prefix_cache_queries",
     "prefix_cache_hits",
+    "external_prefix_cache_queries",
+    "external_prefix_cache_hits",
+    "admission_rejections",
     "num_preemptions",
     "prompt_tokens",
     "prompt_tokens_cached",
     "generation_tokens",
     "request_success",
 ]
+OWN_COUNTERS = ["external_prefix_cache_hits_by_medium", "preemption_discarded_tokens"]
 GAUGES = ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"]
 TTFT = "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560"
 TOKEN = "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80"
@@ -38,6 +44,7 @@ HISTOGRAMS = {
     "request_inference_time_seconds": REQUEST,
     "request_prompt_tokens": LENGTHS,
     "request_generation_tokens": LENGTHS,
+    "request_max_num_generation_tokens": LENGTHS,
     "request_params_max_tokens": LENGTHS,
     "request_params_n": "1 2 5 10 20",
     "request_num_preemptions": "1 2 3 4 5 10 20",
@@ -81,7 +88,11 @@ def test_names_and_types_are_the_reference_s():
     types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     assert types == {
         **{f"vllm:{name}_total": "counter" for name in COUNTERS},
-        **{f"vllm:{name}": "gauge" for name in [*GAUGES, "cache_config_info"]},
+        **{f"paged:{name}_total": "counter" for name in OWN_COUNTERS},
+        **{
+            f"vllm:{name}": "gauge"
+            for name in [*GAUGES, "num_requests_waiting_by_reason", "cache_config_info"]
+        },
         **{f"vllm:{name}": "histogram" for name in HISTOGRAMS},
     }
     assert "_created" not in text
@@ -138,6 +149,85 @@ def test_step_adds_to_counters_and_sets_gauges():
     assert got["inter_token_latency_seconds_count"] == 6
     # The empty step is no iteration.
     assert (got["iteration_tokens_total_count"], got["iteration_tokens_total_sum"]) == (2, 80)
+
+
+def test_hits_below_the_device_are_counted_by_medium():
+    metrics = new_metrics()
+    step = StepStats(
+        num_running=0,
+        num_waiting=0,
+        kv_cache_usage=0.0,
+        prefix_queries=300,
+        prefix_hits=100,
+        external_prefix_queries=200,
+        external_prefix_hits={"host": 48, "disk": 32},
+    )
+    metrics.observe(step)
+    metrics.observe(step)
+    got = samples(metrics)
+    assert got["external_prefix_cache_queries_total"] == 400
+    assert got["external_prefix_cache_hits_total"] == 160
+    assert got["prefix_cache_hits_total"] == 200, "the device's own"
+    by_medium = 'paged:external_prefix_cache_hits_by_medium_total{engine="0",medium="%s",%s}'
+    hits = [got[by_medium % (medium, 'model_name="m"')] for medium in ("host", "disk")]
+    assert hits == [96, 64]
+
+
+def test_tokens_thrown_away_are_counted():
+    metrics = new_metrics()
+    for num_tokens in (0, 40, 2):
+        metrics.observe(
+            StepStats(
+                num_running=0,
+                num_waiting=0,
+                kv_cache_usage=0.0,
+                num_discarded_tokens=num_tokens,
+            )
+        )
+    assert samples(metrics)["paged:preemption_discarded_tokens_total"] == 42
+
+
+def test_waiting_requests_are_told_apart_by_reason():
+    metrics = new_metrics()
+    metrics.observe(StepStats(num_running=3, num_waiting=2, kv_cache_usage=0.25))
+    name = 'num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"}'
+    assert samples(metrics)[name] == 2
+
+
+def test_longest_sample_is_observed_once_per_prompt():
+    # Sample i stops after i + 1 tokens and <eos>.
+    engine = FakeEngine(answer=lambda index: "a" * (index + 1))
+    body = {"prompt": ["x", "y"], "n": 3, "temperature": 1, "max_tokens": 9}
+    app = make_app(engine)
+
+    async def test(client: Client) -> str:
+        async with client.post(COMPLETIONS, json=body) as response:
+            assert response.status == 200
+        async with client.get("/metrics") as response:
+            return await response.text()
+
+    text = with_server(test, app=app)
+    name = "vllm:request_max_num_generation_tokens_%s{" + 'engine="0",model_name="tiny"} %s'
+    assert name % ("count", "2.0") in text
+    assert name % ("sum", "8.0") in text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_that_finds_the_queue_full_is_counted_once(stream):
+    engine = FakeEngine(refuse=QueueFullError("5 requests are waiting"))
+
+    async def test(client: Client) -> tuple[int, str]:
+        body = {"prompt": ["x", "y"], "stream": stream}
+        async with client.post(COMPLETIONS, json=body) as response:
+            status = response.status
+        async with client.get("/metrics") as response:
+            return status, await response.text()
+
+    status, text = with_server(test, engine)
+    assert status == 429
+    labels = 'model_name="tiny",reason="max_num_queued_reqs"'
+    assert f"vllm:admission_rejections_total{{{labels}}} 1.0" in text
+    assert "vllm:request_max_num_generation_tokens_count" in text
 
 
 def test_gauges_show_the_last_step():
@@ -248,10 +338,34 @@ def test_log_line_has_rates_of_the_interval(caplog):
 def test_log_line_names_preemptions_only_when_there_are_some(caplog):
     caplog.set_level("INFO")
     log = LogStats(Clock())
-    log.observe(StepStats(num_running=1, num_waiting=0, kv_cache_usage=0.0, num_preempted=4))
+    log.observe(
+        StepStats(
+            num_running=1,
+            num_waiting=0,
+            kv_cache_usage=0.0,
+            num_preempted=4,
+            num_discarded_tokens=900,
+        )
+    )
     log.log()
     log.log()
-    assert ["Preemptions: 4" in message for message in caplog.messages] == [True, False]
+    shown = ["Preemptions: 4, Discarded: 900 tokens" in message for message in caplog.messages]
+    assert shown == [True, False]
+
+
+def test_log_line_names_the_tiers_only_where_there_are_some(caplog):
+    caplog.set_level("INFO")
+    log = LogStats(Clock())
+    step = StepStats(num_running=1, num_waiting=0, kv_cache_usage=0.0)
+    log.observe(step)
+    log.log()
+    hits = {"host": 20, "disk": 10}
+    log.observe(dataclasses.replace(step, external_prefix_queries=200, external_prefix_hits=hits))
+    log.log()
+    assert caplog.messages[0].endswith("Prefix cache hit rate: 0.0%")
+    assert caplog.messages[1].endswith(
+        "Prefix cache hit rate: 0.0%, External prefix cache hit rate: 15.0%"
+    )
 
 
 def test_idle_interval_is_logged_at_debug_level(caplog):

@@ -67,6 +67,78 @@ def test_ping_may_be_posted():
     assert with_server(test) == 200
 
 
+async def reset(client: Client, query: str = "", **options) -> tuple[int, dict]:
+    async with client.post(f"/reset_prefix_cache{query}", **options) as response:
+        return response.status, await response.json()
+
+
+@pytest.mark.parametrize(
+    ("query", "preempts"),
+    [
+        ("", False),
+        ("?reset_running_requests=false", False),
+        ("?reset_running_requests=0", False),
+        ("?reset_running_requests=true", True),
+        ("?reset_running_requests=True", True),
+        ("?reset_running_requests=1&reset_external=true", True),
+    ],
+)
+def test_prefix_cache_is_reset_in_dev_mode(query, preempts):
+    engine = FakeEngine()
+    got = with_server(lambda client: reset(client, query), engine, dev_mode=True)
+    assert got == (200, {"success": True})
+    assert engine.resets == [preempts]
+
+
+def test_reset_says_that_running_requests_hold_blocks():
+    engine = FakeEngine()
+    engine.running = {"a": 1}
+    assert with_server(reset, engine, dev_mode=True) == (200, {"success": False})
+
+
+def test_reset_needs_a_yes_or_no():
+    engine = FakeEngine()
+    query = "?reset_running_requests=maybe"
+    status, body = with_server(lambda client: reset(client, query), engine, dev_mode=True)
+    error = checked_error(body, status)
+    assert (status, error["param"]) == (400, "reset_running_requests")
+    assert error["message"] == "reset_running_requests must be true or false, got 'maybe'."
+    assert engine.resets == []
+
+
+def test_reset_of_a_dead_engine_is_503():
+    engine = FakeEngine(health=EngineDeadError("stuck"))
+    status, body = with_server(reset, engine, dev_mode=True)
+    assert "stuck" in checked_error(body, 503)["message"]
+    assert status == 503
+
+
+def test_reset_is_no_route_outside_dev_mode():
+    engine = FakeEngine()
+    status, body = with_server(reset, engine)
+    assert "There is no route POST /reset_prefix_cache" in checked_error(body, 404)["message"]
+    assert (status, engine.resets) == (404, [])
+
+
+def test_reset_is_a_post():
+    async def test(client: Client) -> int:
+        async with client.get("/reset_prefix_cache") as response:
+            return response.status
+
+    assert with_server(test, dev_mode=True) == 405
+
+
+def test_reset_needs_the_key():
+    engine = FakeEngine()
+
+    async def test(client: Client) -> list[int]:
+        headers = {"Authorization": "Bearer right"}
+        return [(await reset(client))[0], (await reset(client, headers=headers))[0]]
+
+    assert with_server(test, engine, dev_mode=True, api_keys=("right",)) == [401, 200]
+    assert engine.resets == [False]
+
+
 def test_draining_server_refuses_work_and_says_so_to_its_probes():
     app = make_app(FakeEngine(), ServerSettings())
     app[CONTEXT].is_draining = True

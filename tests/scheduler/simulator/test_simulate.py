@@ -59,7 +59,7 @@ def test_hits_of_the_reference_experiment(policy: str, expected: list[int]):
 
 @pytest.mark.parametrize(("output_tokens", "expected"), [(16, 21360), (64, 20976)])
 def test_outputs_take_room_from_prefixes(output_tokens: int, expected: int):
-    config = SimulationConfig(num_blocks=1345, concurrency=1)
+    config = SimulationConfig(num_blocks=1345, concurrency=1, policy="lru")
     assert hits(simulate(cyclic(output_tokens=output_tokens), config)) == [0, 0, expected]
 
 
@@ -248,7 +248,9 @@ def test_longest_length_beyond_the_pool_is_refused():
 
 
 def test_result_as_a_dictionary_and_as_a_row():
-    result = simulate(cyclic(documents=2, passes=2), SimulationConfig(1000, concurrency=1))
+    result = simulate(
+        cyclic(documents=2, passes=2), SimulationConfig(1000, policy="lru", concurrency=1)
+    )
     found = result.to_dict()
     assert found["passes"][1] == {
         "num_requests": 2, "prompt_tokens": 10_066, "hit_tokens": 10_048,

@@ -10,7 +10,7 @@ from paged.scheduler.simulator.document_traces import cyclic
 from paged.scheduler.simulator.plots import plot_results
 from paged.scheduler.simulator.sweep import sweep, write_csv
 
-CONFIG = SimulationConfig(200, concurrency=1)
+CONFIG = SimulationConfig(200, policy="lru", concurrency=1)
 TRACE = cyclic(documents=4, document_tokens=1000, passes=3)
 
 

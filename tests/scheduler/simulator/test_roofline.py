@@ -8,10 +8,10 @@ import pytest
 from paged.models.config import ModelConfig
 from paged.scheduler.errors import CapacityError
 from paged.scheduler.simulator.config import SimulationConfig
-from paged.scheduler.simulator.device import Roofline
 from paged.scheduler.simulator.document_traces import cyclic
 from paged.scheduler.simulator.gpus import GPU, GPUS, find_gpu
 from paged.scheduler.simulator.model_presets import MODELS, ModelSize, find_model, model_size
+from paged.scheduler.simulator.roofline import Roofline
 from paged.scheduler.simulator.simulate import simulate
 from paged.scheduler.simulator.step_cost import StepLoad
 

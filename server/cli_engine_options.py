@@ -1,0 +1,239 @@
+"""Options of the command line that become an `EngineConfig`: model, memory, scheduling."""
+
+import argparse
+import pathlib
+
+from paged.scheduler.config import (
+    ATTENTION_BACKENDS,
+    DTYPES,
+    KV_CACHE_DTYPES,
+    EngineConfig,
+)
+from paged.scheduler.eviction.policies import POLICIES
+from paged.scheduler.prefix_cache import HASH_ALGORITHMS
+from paged.scheduler.request_queue import SCHEDULING_POLICIES
+from paged.server.cli_options import LOG_LEVELS, size
+
+
+def gib(text: str) -> float:
+    """Parse a number of GiB, without a suffix as in the reference."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of GiB; write 4 or 0.5, for example"
+        ) from None
+
+
+def add_engine_options(
+    parser: argparse.ArgumentParser,
+    *,
+    log_level: str,
+    max_num_seqs: int | None = None,
+    prefix_cache_policy: str | None = None,
+) -> None:
+    """Add what concerns model, memory and scheduling.
+
+    Args:
+      parser: of the command.
+      log_level: default of the command.
+      max_num_seqs: default of the command; None is by device.
+      prefix_cache_policy: default of the command; None is that of `EngineConfig`.
+    """
+    defaults = EngineConfig()
+    _add_model_options(parser, defaults)
+    _add_memory_options(parser, defaults)
+    _add_prefix_cache_options(parser, defaults, prefix_cache_policy)
+    _add_scheduling_options(parser, defaults, max_num_seqs)
+    group = parser.add_argument_group("logging")
+    group.add_argument(
+        "--log-level", choices=LOG_LEVELS, default=log_level, help="least severe messages shown"
+    )
+
+
+def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument("--revision", help="branch, tag or commit on the Hub (default: main)")
+    group.add_argument(
+        "--hf-token", metavar="TOKEN", help="Hub access token (default: the one you logged in with)"
+    )
+    group.add_argument(
+        "--dtype", choices=DTYPES, default=defaults.dtype, help="type of weights and activations"
+    )
+    group.add_argument(
+        "--attention-backend",
+        choices=ATTENTION_BACKENDS,
+        default=defaults.attention_backend,
+        help="implementation of attention; a name is that one or an error",
+    )
+    group.add_argument(
+        "--generation-config",
+        choices=("auto", "vllm"),
+        default=defaults.generation_config,
+        help="auto: sampling defaults from the model; vllm: neutral ones",
+    )
+    group.add_argument(
+        "--seed", type=int, default=defaults.seed, help="seed of requests that bring none"
+    )
+    group.add_argument(
+        "--compilation-cache-dir",
+        type=pathlib.Path,
+        metavar="DIR",
+        help="folder of compiled programs (default: $PAGED_CACHE_DIR/xla, else ~/.cache/paged/xla)",
+    )
+    group.add_argument(
+        "--compilation-cache",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep compiled programs for the next start",
+    )
+
+
+def _add_memory_options(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:
+    group = parser.add_argument_group("memory")
+    group.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        default=defaults.gpu_memory_utilization,
+        metavar="SHARE",
+        help="share of the device's memory to use",
+    )
+    group.add_argument(
+        "--kv-cache-memory-bytes",
+        type=size,
+        metavar="BYTES",
+        help="size of the KV cache, such as 4G, instead of a share",
+    )
+    group.add_argument(
+        "--num-gpu-blocks-override",
+        type=size,
+        metavar="N",
+        help="number of KV blocks, instead of a size",
+    )
+    group.add_argument(
+        "--block-size", type=size, default=defaults.block_size, help="tokens per KV block"
+    )
+    group.add_argument(
+        "--kv-cache-dtype",
+        choices=KV_CACHE_DTYPES,
+        default=defaults.kv_cache_dtype,
+        help="type of the KV cache; auto: the model's",
+    )
+    group.add_argument(
+        "--disable-hybrid-kv-cache-manager",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.disable_hybrid_kv_cache_manager,
+        help="keep all blocks of sliding-window layers, as if they attended to everything",
+    )
+
+
+def _add_prefix_cache_options(
+    parser: argparse.ArgumentParser, defaults: EngineConfig, policy: str | None
+) -> None:
+    group = parser.add_argument_group("prefix cache", "docs/serving.md says what to choose when.")
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.enable_prefix_caching,
+        help="reuse the KV of prompts that begin alike",
+    )
+    group.add_argument(
+        "--prefix-cache-policy",
+        choices=POLICIES,
+        default=policy or defaults.prefix_cache_policy,
+        help="which cached block makes room for a new one",
+    )
+    group.add_argument(
+        "--prefix-caching-hash-algo",
+        choices=HASH_ALGORITHMS,
+        default=defaults.prefix_caching_hash_algo,
+        help="how blocks are named; not xxhash where tenants share a server",
+    )
+    group.add_argument(
+        "--kv-offloading-size",
+        type=gib,
+        default=defaults.kv_offloading_size,
+        metavar="GIB",
+        help="host memory, in GiB, for blocks evicted from the device; 0: none",
+    )
+    group.add_argument(
+        "--kv-offloading-path",
+        metavar="DIR",
+        help="folder for blocks evicted from that memory; needs --kv-offloading-size",
+    )
+    group.add_argument(
+        "--kv-offloading-disk-size",
+        type=gib,
+        metavar="GIB",
+        help="most GiB in that folder (default: until the disk is full)",
+    )
+
+
+def _add_scheduling_options(
+    parser: argparse.ArgumentParser, defaults: EngineConfig, max_num_seqs: int | None
+) -> None:
+    group = parser.add_argument_group("scheduling")
+    group.add_argument(
+        "--max-model-len",
+        type=size,
+        metavar="TOKENS",
+        help="longest prompt plus output; suffixes: k, K (1000, 1024) (default: the model's own)",
+    )
+    group.add_argument(
+        "--max-num-seqs",
+        type=size,
+        default=max_num_seqs,
+        metavar="N",
+        help="most requests running at once"
+        + (" (default: by device)" if max_num_seqs is None else ""),
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=size,
+        metavar="TOKENS",
+        help="most tokens computed in one step (default: by device)",
+    )
+    group.add_argument(
+        "--max-num-queued-reqs",
+        type=size,
+        default="1024",
+        metavar="N",
+        help="most waiting requests; further ones are refused with 429",
+    )
+    group.add_argument(
+        "--scheduling-policy",
+        choices=SCHEDULING_POLICIES,
+        default=defaults.scheduling_policy,
+        help="fcfs: in order of arrival; priority: by the requests' priority, lower first",
+    )
+    group.add_argument(
+        "--enable-chunked-prefill",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.enable_chunked_prefill,
+        help="let prompts enter in parts; without it a step must hold the longest prompt",
+    )
+    group.add_argument(
+        "--long-prefill-token-threshold",
+        type=size,
+        default=defaults.long_prefill_token_threshold,
+        metavar="TOKENS",
+        help="most tokens of one prompt per step while others are there; 0: no limit",
+    )
+    group.add_argument(
+        "--max-num-partial-prefills",
+        type=size,
+        metavar="N",
+        help="most prompts that are partly computed at once (default: no limit)",
+    )
+    group.add_argument(
+        "--max-long-partial-prefills",
+        type=size,
+        metavar="N",
+        help="most long ones among them; shorter prompts overtake the others (default: no limit)",
+    )
+    group.add_argument(
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.async_scheduling,
+        help="plan each step while the device works on the one before",
+    )
