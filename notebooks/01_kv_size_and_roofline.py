@@ -26,9 +26,9 @@ import figures
 from paged.kv_cache import KVCacheSpec
 from paged.models.config import ModelConfig
 from paged.scheduler.errors import CapacityError
-from paged.scheduler.simulator.roofline import Roofline
 from paged.scheduler.simulator.gpus import GPU, GPUS, find_gpu
 from paged.scheduler.simulator.model_presets import find_model
+from paged.scheduler.simulator.roofline import Roofline
 from paged.scheduler.simulator.step_cost import StepLoad
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -94,7 +94,7 @@ for key, text, color in [
 ]:
     top = len(MODELS) - 0.2
     figures.label(left, last[key] / KIB, top, text, color, offset=(0, 0), align="center")
-left.set_title("Shared kv heads make it 3 to 8 times smaller, fp8 halves it again")
+left.set_title("Shared kv heads: a cache 3 to 8 times smaller; fp8 halves it")
 
 lengths = np.arange(1, 1025)
 for block_size, color, label_at in [(256, figures.ORANGE, (305, 45)), (16, figures.BLUE, (300, 9))]:

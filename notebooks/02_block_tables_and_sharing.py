@@ -20,6 +20,7 @@
 
 # %%
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +49,9 @@ def make_scheduler(
     )  # fmt: skip
 
 
-def make_request(name: str, text: str, num_tokens: int, max_tokens: int = 50, **more) -> Request:
+def make_request(
+    name: str, text: str, num_tokens: int, max_tokens: int = 50, **more: Any
+) -> Request:
     """A request for the first `num_tokens` tokens of a text; equal texts have equal tokens."""
     first = 1000 * ord(text)
     prompt = tuple(range(first, first + num_tokens))

@@ -33,9 +33,9 @@ from paged.scheduler.request import Request
 from paged.scheduler.scheduler import Scheduler
 from paged.scheduler.simulator.arrivals import LengthDistribution, sharegpt
 from paged.scheduler.simulator.config import SimulationConfig
-from paged.scheduler.simulator.roofline import Roofline
 from paged.scheduler.simulator.gpus import find_gpu
 from paged.scheduler.simulator.model_presets import find_model
+from paged.scheduler.simulator.roofline import Roofline
 from paged.scheduler.simulator.simulate import simulate
 from paged.scheduler.simulator.step_cost import StepLoad
 

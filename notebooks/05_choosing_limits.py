@@ -19,16 +19,18 @@
 
 # %%
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 
 import figures
 from paged.scheduler.simulator.arrivals import LengthDistribution, sharegpt
 from paged.scheduler.simulator.config import SimulationConfig
-from paged.scheduler.simulator.roofline import Roofline
 from paged.scheduler.simulator.gpus import find_gpu
 from paged.scheduler.simulator.model_presets import find_model
 from paged.scheduler.simulator.result import SimulationResult
+from paged.scheduler.simulator.roofline import Roofline
 from paged.scheduler.simulator.simulate import simulate
 from paged.scheduler.simulator.step_cost import StepLoad
 
@@ -58,9 +60,11 @@ def serve(request_rate: float, **limits: int) -> SimulationResult:
 # ## How many requests does the pool hold?
 #
 # A request holds its prompt from its first step to its last, and half of its answer on average.
-# Long answers stay longer, so they count by their length: a running request holds `mean(output *
-# (prompt + output / 2)) / mean(output)` tokens. The pool divided by that is the number of requests
-# that it can hold, **the dotted line in all pictures**.
+# Long answers stay longer, so they count by their length. The tokens of a running request are
+#
+#     mean(output * (prompt + output / 2)) / mean(output)
+#
+# and the pool divided by that is the number of requests it can hold, **the dotted line below**.
 
 # %%
 lengths = [
@@ -101,7 +105,7 @@ for axes in grid[1]:
     axes.set_xlabel("max_num_seqs")
 
 
-def line(axes, values, color, name="") -> None:
+def line(axes: Axes, values: Sequence[float], color: str, name: str = "") -> None:
     """Draw a value by max_num_seqs with its name at the end."""
     axes.plot(MAX_NUM_SEQS, values, "o-", color=color)
     figures.label(axes, MAX_NUM_SEQS[-1], values[-1], name, color)
