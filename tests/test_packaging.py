@@ -221,12 +221,18 @@ def needed(requirements: list[str]) -> dict[str, list[Requirement]]:
     return found
 
 
-def test_constraints_pin_every_dependency_exactly():
+def pinned() -> dict[str, str]:
+    """Versions in constraints.txt by distribution."""
     text = (ROOT / "constraints.txt").read_text()
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     assert not [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.+!]+", line)]
     pins = {canonicalize_name(name): version for name, version in (x.split("==") for x in lines)}
     assert len(pins) == len(lines)
+    return pins
+
+
+def test_constraints_pin_every_dependency_exactly():
+    pins = pinned()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = needed(project["dependencies"] + project["optional-dependencies"]["test"])
     assert not set(found) - set(pins), "installed without a pin"

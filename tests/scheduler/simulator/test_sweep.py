@@ -68,6 +68,7 @@ def test_figure_of_nothing_is_refused():
         plot_results([])
 
 
+@pytest.mark.notebooks  # run with the tests that have matplotlib
 @pytest.mark.parametrize("num_blocks", [[100], [100, 150, 250]], ids=["bars", "lines"])
 def test_figure_shows_hit_rates_occupancy_and_latency(tmp_path, num_blocks: list[int]):
     pytest.importorskip("matplotlib", reason="plots need the extra `plot`")
