@@ -42,7 +42,8 @@ class EngineConfig:
       max_num_partial_prefills: most prompts that are partly computed at once; None: no limit.
       max_long_partial_prefills: how many of them may be longer than the threshold above (4% of
         `max_model_len` if that is 0); shorter prompts overtake the others. None: no limit.
-      async_scheduling: plan each step while the device works on the one before.
+      async_scheduling: plan each step while the device works on the one before; None does so
+        unless the device is the CPU, whose cores the planning would take from the step.
       prefix_cache_policy: which cached block is evicted first, see `paged.scheduler.eviction`.
       prefix_caching_hash_algo: how blocks are named, see `paged.scheduler.prefix_cache`.
       kv_offloading_size: GiB of host memory for blocks evicted from the device; 0: none.
@@ -71,7 +72,7 @@ class EngineConfig:
     long_prefill_token_threshold: int = 0
     max_num_partial_prefills: int | None = None
     max_long_partial_prefills: int | None = None
-    async_scheduling: bool = True
+    async_scheduling: bool | None = None
     prefix_cache_policy: str = DEFAULT_POLICY
     prefix_caching_hash_algo: str = DEFAULT_HASH_ALGORITHM
     kv_offloading_size: float = 0.0

@@ -131,7 +131,7 @@ def load_engine(
     engine = Engine(
         scheduler=_make_scheduler(config, num_blocks, windows, hasher, tiers),
         runner=runner,
-        async_scheduling=config.async_scheduling,
+        async_scheduling=bool(config.async_scheduling),
         tiers=tiers,
         tokenizer=tokenizer,
         processor=InputProcessor(
@@ -292,6 +292,9 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         dtype=dtype,
         kv_cache_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         attention_backend=resolve_backend(config.attention_backend, platform),
+        async_scheduling=(
+            platform != "cpu" if config.async_scheduling is None else config.async_scheduling
+        ),
     )
 
 

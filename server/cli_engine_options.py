@@ -235,5 +235,6 @@ def _add_scheduling_options(
         "--async-scheduling",
         action=argparse.BooleanOptionalAction,
         default=defaults.async_scheduling,
-        help="plan each step while the device works on the one before",
+        help="plan each step while the device works on the one before (default: on, but off on a "
+        "CPU)",
     )

@@ -113,5 +113,6 @@ def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
         max_num_batched_tokens=64,
         block_size=8,
         num_gpu_blocks_override=65,
+        async_scheduling=True,
         compilation_cache_dir=str(tmp_path_factory.mktemp("xla")),
     )

@@ -113,3 +113,9 @@ def test_activation_bytes_grow_with_both_limits():
 def test_bad_settings_are_refused_by_name(settings, message):
     with pytest.raises(ValueError, match=message):
         EngineConfig(**settings)
+
+
+@pytest.mark.parametrize(("asked", "resolved"), [(None, False), (True, True), (False, False)])
+def test_steps_are_planned_ahead_on_a_cpu_only_if_asked(asked, resolved):
+    config = resolve_config(EngineConfig(async_scheduling=asked), MODEL)
+    assert config.async_scheduling is resolved
