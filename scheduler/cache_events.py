@@ -22,7 +22,7 @@ class BlockStored:
       lora_name: the adapter they were computed with.
       extra_keys: per block, what else its content depends on.
       group: index of the KV cache group.
-      medium: where they lie: "device", "host" or "disk".
+      medium: where they lie; "device": what goes further down is counted and not announced.
     """
 
     block_hashes: tuple[bytes, ...]
@@ -37,7 +37,7 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """These contents are no longer in the medium."""
+    """These contents are no longer in the medium; a tier below it may have them."""
 
     block_hashes: tuple[bytes, ...]
     group: int = 0

@@ -23,8 +23,8 @@ from paged.scheduler.request import CacheMode, Request
 from paged.scheduler.scheduler import RequestUpdate, Scheduler
 from paged.scheduler.stats import StatsBuilder
 
-# A load that takes longer than this is asked for again; nothing depends on the number.
-_TIER_WAIT_SECONDS = 1.0
+# How long an engine with nothing else to do waits for a load before it looks for new requests.
+_TIER_WAIT_SECONDS = 0.005
 
 
 class PendingStep(Protocol):
