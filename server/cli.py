@@ -1,4 +1,4 @@
-"""The `paged` command: `serve`, `chat`, `generate` and `simulate`.
+"""The `paged` command: `serve`, `chat`, `generate`, `simulate` and `bench`.
 
 Parsing needs neither JAX nor aiohttp, so that `paged --help` answers at once; each command imports
 what it needs when it runs. The files `cli*.py` are the only ones that read the environment.
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from paged._version import __version__
 from paged.scheduler.buckets import FEW_SEQS
+from paged.server.cli_bench_options import add_bench_commands
 from paged.server.cli_engine_options import add_engine_options
 from paged.server.cli_errors import UserError
 from paged.server.cli_options import (
@@ -41,6 +42,7 @@ _COMMANDS = {
     "chat": "paged.server.cli_chat",
     "generate": "paged.server.cli_generate",
     "simulate": "paged.server.cli_simulate",
+    "bench": "paged.server.cli_bench",
 }
 
 
@@ -110,6 +112,16 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_simulate_options(simulate)
+
+    bench = commands.add_parser(
+        "bench",
+        help="measure throughput, latency, or a running server",
+        description="Measure an engine in this process, or a server over HTTP.",
+        epilog=_ENVIRONMENT,
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    add_bench_commands(bench)
     return parser
 
 

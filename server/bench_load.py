@@ -1,0 +1,203 @@
+"""Sends streamed requests to an OpenAI-compatible server, when they are due, and times them."""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+import numpy as np
+
+from paged.server.bench_timeline import Timeline
+from paged.server.cli_errors import UserError
+
+_READY_SECONDS = 10.0
+
+
+def arrival_times(
+    rng: np.random.Generator, count: int, request_rate: float, burstiness: float
+) -> np.ndarray:
+    """Return when each request is due, seconds from the start, float64 `[count]`.
+
+    Gaps are drawn from a gamma distribution of shape `burstiness` (1 is a Poisson process, inf an
+    even spacing), then stretched so that the mean rate is met exactly; the first request is due
+    after the first gap. An infinite rate is all at once.
+
+    Source: vLLM `benchmarks/serve.py`, get_request.
+    """
+    if math.isinf(request_rate):
+        return np.zeros(count)
+    gaps = np.ones(count) if math.isinf(burstiness) else rng.gamma(burstiness, size=count)
+    gaps *= count / request_rate / gaps.sum()
+    return np.cumsum(gaps)
+
+
+class BenchClient:
+    """One server's endpoint; use it as an asynchronous context manager.
+
+    Args:
+      base_url: of the server, without "/v1".
+      endpoint: path of the API.
+      api_key: sent with every request, if there is one.
+
+    Raises: UserError if the URL is none.
+    """
+
+    def __init__(self, base_url: str, endpoint: str, api_key: str | None) -> None:
+        self._base = base_url.rstrip("/").removesuffix("/v1")
+        if not self._base.startswith(("http://", "https://")):
+            raise UserError(f"--base-url {base_url} is no address; write http://HOST:PORT.")
+        self._url = self._base + endpoint
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            headers=self._headers,
+            # As many connections as requests: a limit here would count as the server's time.
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None),
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def check_model(self, model: str | None) -> str:
+        """Return the model to ask for: the one given, else the first of the server's list.
+
+        Raises: UserError if the server cannot be reached, wants another key, or names its models
+          and not this one.
+        """
+        assert self._session is not None
+        url = f"{self._base}/v1/models"
+        timeout = aiohttp.ClientTimeout(total=_READY_SECONDS)
+        try:
+            async with self._session.get(url, timeout=timeout) as response:
+                status, body = response.status, await response.read()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            reason = str(error) or type(error).__name__
+            raise UserError(f"no server answers at {self._base}: {reason}") from None
+        if status in (401, 403):
+            raise UserError(f"{self._base} refuses the API key: {_reason(status, body)}")
+        names = _model_names(body) if status == 200 else []
+        if model is None and not names:
+            raise UserError(f"{self._base} does not name its models; give --model.")
+        if model is not None and names and model not in names:
+            raise UserError(
+                f"the model {model} does not exist at {self._base}; it has {', '.join(names)}."
+            )
+        return names[0] if model is None else model
+
+    async def send(self, body: Mapping[str, Any], timeline: Timeline) -> None:
+        """Send one streamed request and note in its timeline what happens; an error, too."""
+        assert self._session is not None
+        timeline.sent = time.perf_counter()
+        try:
+            async with self._session.post(self._url, json=body) as response:
+                if response.status != 200:
+                    timeline.error = _reason(response.status, await response.read())
+                    return
+                async for line in response.content:
+                    if line.startswith(b"data:"):
+                        _note(line.removeprefix(b"data:").strip(), timeline)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            timeline.error = f"{type(error).__name__}: {error}"
+        except (msgspec.DecodeError, AttributeError, KeyError, TypeError) as error:
+            timeline.error = f"the answer is none of OpenAI's: {error!r}"
+        if timeline.error is None and not timeline.arrivals:
+            timeline.error = "the answer ended before its first token"
+        timeline.finished = timeline.error is None
+
+
+async def send_all(
+    client: BenchClient,
+    bodies: Sequence[Mapping[str, Any]],
+    timelines: Sequence[Timeline],
+    due: Sequence[float] | np.ndarray,
+    *,
+    max_concurrency: int | None,
+    on_finished: Callable[[], object] = lambda: None,
+) -> bool:
+    """Send every request when it is due, and fill the timelines.
+
+    Args:
+      client: of the server.
+      bodies, timelines, due: one of each per request; `due` in seconds from now.
+      max_concurrency: most requests under way; what is due beyond that waits before it is sent.
+      on_finished: called when a request has ended, well or not.
+
+    Returns: False if it was cancelled (Ctrl-C) before all had ended.
+    """
+    slots = asyncio.Semaphore(max_concurrency or len(bodies))
+    start = time.perf_counter()
+
+    async def send(body: Mapping[str, Any], timeline: Timeline, seconds: float) -> None:
+        await asyncio.sleep(start + seconds - time.perf_counter())
+        async with slots:
+            await client.send(body, timeline)
+        on_finished()
+
+    tasks = [
+        asyncio.create_task(send(body, timeline, seconds))
+        for body, timeline, seconds in zip(bodies, timelines, due, strict=True)
+    ]
+    try:
+        await asyncio.gather(*tasks)
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return False
+    return True
+
+
+def _note(data: bytes, timeline: Timeline) -> None:
+    """Note what a chunk says, and when it came if it holds output."""
+    if data == b"[DONE]":
+        return
+    chunk = msgspec.json.decode(data)
+    if "error" in chunk:
+        timeline.error = str(chunk["error"].get("message", chunk["error"]))
+        return
+    if any(_is_output(choice) for choice in chunk.get("choices") or ()):
+        timeline.arrivals.append(time.perf_counter())
+        if not timeline.counted_by_server:
+            timeline.num_output_tokens += 1
+    if usage := chunk.get("usage"):
+        timeline.counted_by_server = True
+        timeline.num_prompt_tokens = usage["prompt_tokens"]
+        timeline.num_output_tokens = usage["completion_tokens"]
+
+
+def _is_output(choice: Mapping[str, Any]) -> bool:
+    """Return whether a choice holds some output; the chunk that opens a chat names its role."""
+    delta = choice.get("delta")
+    return delta is None or "role" not in delta or bool(delta.get("content"))
+
+
+def _model_names(body: bytes) -> list[str]:
+    try:
+        return [str(model["id"]) for model in msgspec.json.decode(body)["data"]]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return []
+
+
+def _reason(status: int, body: bytes) -> str:
+    """Return the message of an error's body; foreign servers may have any shape."""
+    try:
+        message = str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        message = body[:200].decode(errors="replace")
+    return f"status {status}: {message}"

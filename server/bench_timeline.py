@@ -1,0 +1,108 @@
+"""When each request was sent and its outputs came, and what follows from that: TTFT, TPOT, ITL.
+
+All three benchmarks keep their books here. Definitions and field names are vLLM's.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+PERCENTILES = (50, 95, 99)
+STATISTICS = ("mean", "median", "std", *(f"p{percent}" for percent in PERCENTILES))
+METRICS = ("ttft", "tpot", "itl", "e2el")
+
+
+@dataclass(slots=True, kw_only=True)
+class Timeline:
+    """One request, from its sending to its last output; filled as it goes.
+
+    Attributes:
+      num_prompt_tokens: length of the prompt.
+      num_output_tokens: tokens generated, which may be more than outputs came.
+      sent: seconds of a monotonic clock.
+      arrivals: the same clock, whenever some output came.
+      finished: whether the last of `arrivals` is the end.
+      error: why it failed.
+      counted_by_server: whether the token counts are a server's; otherwise outputs were counted.
+    """
+
+    num_prompt_tokens: int
+    num_output_tokens: int = 0
+    sent: float = 0.0
+    arrivals: list[float] = field(default_factory=list)
+    finished: bool = False
+    error: str | None = None
+    counted_by_server: bool = False
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from sending to the first output."""
+        return self.arrivals[0] - self.sent
+
+    @property
+    def e2el(self) -> float:
+        """Seconds from sending to the last output."""
+        return self.arrivals[-1] - self.sent
+
+    @property
+    def itls(self) -> list[float]:
+        """Seconds between each output and the one before."""
+        return [after - before for before, after in itertools.pairwise(self.arrivals)]
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per token after the first; None where there is only one."""
+        if self.num_output_tokens < 2:
+            return None
+        return (self.e2el - self.ttft) / (self.num_output_tokens - 1)
+
+
+def seconds_of(timelines: Sequence[Timeline]) -> dict[str, list[float]]:
+    """Return the values of each of `METRICS`, seconds; gaps of all requests are pooled."""
+    return {
+        "ttft": [timeline.ttft for timeline in timelines],
+        "tpot": [value for timeline in timelines if (value := timeline.tpot) is not None],
+        "itl": [gap for timeline in timelines for gap in timeline.itls],
+        "e2el": [timeline.e2el for timeline in timelines],
+    }
+
+
+def latency_fields(timelines: Sequence[Timeline]) -> dict[str, float | None]:
+    """Return `mean_ttft_ms`, `p99_itl_ms` and so on, milliseconds; None where nothing was seen.
+
+    Percentiles lie between neighbours in proportion, as NumPy's do by default. The median is `p50`
+    under the name that vLLM gives it.
+    """
+    fields: dict[str, float | None] = {}
+    for metric, seconds in seconds_of(timelines).items():
+        values = 1e3 * np.array(seconds, np.float64)
+        found: dict[str, float | None] = dict.fromkeys(STATISTICS)
+        if len(values):
+            percentiles = np.percentile(values, PERCENTILES).tolist()
+            numbers = [values.mean(), np.median(values), values.std(), *percentiles]
+            found = {name: float(n) for name, n in zip(STATISTICS, numbers, strict=True)}
+        fields |= {f"{name}_{metric}_ms": value for name, value in found.items()}
+    return fields
+
+
+def peak_tokens_per_second(timelines: Sequence[Timeline]) -> float:
+    """Return the most output tokens of any whole second, counted from the first request on.
+
+    The tokens of a request are spread evenly over its outputs.
+    """
+    start = min(timeline.sent for timeline in timelines)
+    tokens = np.zeros(int(max(timeline.arrivals[-1] for timeline in timelines) - start) + 1)
+    for timeline in timelines:
+        seconds = (np.array(timeline.arrivals) - start).astype(np.int64)
+        np.add.at(tokens, seconds, timeline.num_output_tokens / len(seconds))
+    return float(tokens.max())
+
+
+def peak_concurrency(timelines: Sequence[Timeline]) -> int:
+    """Return the most requests under way at one moment (vLLM: within one second)."""
+    changes = [(timeline.sent, 1) for timeline in timelines]
+    # One that ends when another begins makes room for it: ends sort first.
+    changes += [(timeline.arrivals[-1], -1) for timeline in timelines]
+    return int(np.cumsum([change for _, change in sorted(changes)]).max())
