@@ -49,9 +49,11 @@ def run(args: argparse.Namespace) -> int:
     lines: dict[str, object] = {
         "Batches": args.num_iters,
         "Requests per batch": args.batch_size,
-        "Mean latency of a batch (s)": average,
+        "Mean latency of a batch (ms)": 1e3 * average,
     }
-    lines |= {f"p{name} latency of a batch (s)": value for name, value in percentiles.items()}
+    lines |= {
+        f"p{name} latency of a batch (ms)": 1e3 * value for name, value in percentiles.items()
+    }
     print_report("Latency", lines, timelines)
     result = {
         "avg_latency": average,

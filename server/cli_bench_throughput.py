@@ -60,13 +60,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def fitted(config: EngineConfig, args: argparse.Namespace) -> EngineConfig:
-    """Return the settings with `max_model_len` of the longest request, where none was given."""
-    if config.max_model_len is not None:
-        return config
+    """Return the settings with `max_model_len` of the longest request, where none was given.
+
+    Raises: ValueError if the one that was given would cut requests short.
+    """
     lengths = (args.input_len, args.output_len)
-    return dataclasses.replace(
-        config, max_model_len=sum(longest(mean, args.random_range_ratio) for mean in lengths)
-    )
+    needed = sum(longest(mean, args.random_range_ratio) for mean in lengths)
+    if config.max_model_len is None:
+        return dataclasses.replace(config, max_model_len=needed)
+    if config.max_model_len < needed:
+        raise ValueError(
+            f"--max-model-len {config.max_model_len} is less than the {needed} tokens of the "
+            "longest request; raise it, or lower --input-len or --output-len."
+        )
+    return config
 
 
 def random_requests(args: argparse.Namespace, loaded: "LoadedEngine", count: int) -> Run:

@@ -1,0 +1,282 @@
+"""Microseconds of the host per step and per token: the whole engine loop, without a device.
+
+    python benchmarks/host_loop.py
+
+A runner that returns at once stands for the device. Prefix caching is on, decoding greedy; the
+requests cross block boundaries in different steps, as they do when they arrive at different times.
+The mixed row is 63 decodes and a new prompt of 512 tokens in every step.
+
+schedule     `Scheduler.schedule`: who computes what, blocks
+build        `build_batch`: the packed array of the step
+execute      what is left of `Runner.execute`: next to nothing here
+update       `Scheduler.update`: tokens appended, stop checks, full blocks hashed
+detokenise   `IncrementalDetokenizer`: ids to text, stop strings
+rest         of `Engine.step`: deltas and statistics
+hand-over    what `AsyncEngine` adds: a thread, mailboxes, one waiting consumer per request
+
+Parts are medians over the steps of a run in which each function is wrapped by a stopwatch; "step"
+is the median of a run without, so that the stopwatches, about 0.2 us a call and two calls a token
+for detokenising, are not part of it. "rest" may come out a little low for that reason. The
+hand-over is the time of a whole run through `AsyncEngine` less that of the same steps without it.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tqdm import tqdm
+
+from paged.models.packing import BatchLayout
+from paged.models.tokenizer import Tokenizer
+from paged.scheduler import detokenizer, runner
+from paged.scheduler.admission import InputProcessor
+from paged.scheduler.async_engine import AsyncEngine
+from paged.scheduler.block_pool import BlockPool
+from paged.scheduler.buckets import BucketTable
+from paged.scheduler.config import EngineConfig
+from paged.scheduler.engine import Engine
+from paged.scheduler.loading import LoadedEngine
+from paged.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from paged.scheduler.params import MAX_LOGIT_EDITS, SamplingParams
+from paged.scheduler.row_table import RowTable
+from paged.scheduler.scheduler import Scheduler
+
+BLOCK_SIZE, VOCAB_SIZE = 16, 49152
+MIXED_PROMPT_TOKENS = 512
+PARTS = ("schedule", "build", "execute", "update", "detokenise", "rest")
+
+
+class NoDevice:
+    """A runner that prepares each step as the real one does, and samples without a model."""
+
+    def __init__(self, max_num_seqs: int, max_num_tokens: int, max_blocks_per_seq: int) -> None:
+        self._buckets = BucketTable(max_num_seqs, max_num_tokens)
+        self._rows = RowTable(max_num_seqs, max_blocks_per_seq)
+        self._max_blocks_per_seq = max_blocks_per_seq
+
+    def execute(self, output: SchedulerOutput) -> "NoDevice.Step":
+        bucket = self._buckets.pick(output.num_tokens, len(output.scheduled))
+        layout = BatchLayout(
+            bucket.num_tokens,
+            bucket.num_seqs,
+            self._max_blocks_per_seq,
+            MAX_LOGIT_EDITS,
+            VOCAB_SIZE,
+        )
+        runner.build_batch(output, layout, self._rows, BLOCK_SIZE)
+        return NoDevice.Step(len(output.scheduled))
+
+    def close(self) -> None:
+        pass
+
+    class Step:
+        def __init__(self, num_seqs: int) -> None:
+            self._num_seqs = num_seqs
+
+        def result(self) -> ModelRunnerOutput:
+            return ModelRunnerOutput(np.full(self._num_seqs, 7, np.int32))
+
+
+class Stopwatch:
+    """Wraps functions of an object and adds up the seconds of their calls, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._wrapped: list[tuple[Any, str, Any]] = []
+
+    def wrap(self, owner: Any, function: str, name: str) -> None:
+        original = getattr(owner, function)
+        seconds = self.seconds
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                seconds[name] += time.perf_counter() - started
+
+        self._wrapped.append((owner, function, original))
+        setattr(owner, function, timed)
+
+    def unwrap(self) -> None:
+        for owner, function, original in reversed(self._wrapped):
+            setattr(owner, function, original)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A vocabulary of the 256 bytes."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocab = {character: index for index, character in enumerate(alphabet)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    return Tokenizer(backend)
+
+
+class Load:
+    """An engine and the requests that keep it busy.
+
+    Args:
+      num_seqs: requests of a step.
+      mixed: whether one of them is a new prompt in every step.
+      num_steps: decode steps that will be measured.
+    """
+
+    def __init__(self, num_seqs: int, *, mixed: bool, num_steps: int) -> None:
+        self.num_decodes = num_seqs - mixed
+        self.mixed = mixed
+        budget = self.num_decodes + MIXED_PROMPT_TOKENS if mixed else max(128, num_seqs) * 16
+        # Prompt, the decodes while the last prompts enter, and the decodes that are measured.
+        self.num_outputs = num_steps + 64
+        blocks_per_seq = (128 + max(self.num_outputs, MIXED_PROMPT_TOKENS)) // BLOCK_SIZE + 2
+        max_model_len = blocks_per_seq * BLOCK_SIZE
+        tokenizer = byte_tokenizer()
+        self.engine = Engine(
+            scheduler=Scheduler(
+                pool=BlockPool((num_seqs + 1) * blocks_per_seq + 1, BLOCK_SIZE),
+                max_num_seqs=num_seqs,
+                max_num_batched_tokens=budget,
+                max_model_len=max_model_len,
+            ),
+            runner=NoDevice(num_seqs, budget, blocks_per_seq),
+            tokenizer=tokenizer,
+            processor=InputProcessor(tokenizer, vocab_size=VOCAB_SIZE, max_model_len=max_model_len),
+        )
+        self._rng = np.random.default_rng(0)
+
+    def prompt(self, num_tokens: int) -> list[int]:
+        return self._rng.integers(0, 256, num_tokens).tolist()
+
+    def prompts(self) -> list[list[int]]:
+        return [self.prompt(100 + index % BLOCK_SIZE) for index in range(self.num_decodes)]
+
+    def params(self) -> SamplingParams:
+        return SamplingParams(temperature=0, max_tokens=self.num_outputs)
+
+    def fill(self) -> None:
+        """Add the requests and step until all of them decode."""
+        for index, prompt in enumerate(self.prompts()):
+            self.engine.add_request(f"r{index}", prompt, self.params())
+        while self.engine.scheduler.num_running < self.num_decodes:
+            self.engine.step()
+        self.engine.step()
+
+    def step_seconds(self, step: int) -> float:
+        """Run one step and return its seconds; a mixed one gets its new prompt before."""
+        if self.mixed:
+            one = SamplingParams(temperature=0, max_tokens=1)
+            self.engine.add_request(f"m{step}", self.prompt(MIXED_PROMPT_TOKENS), one)
+        started = time.perf_counter()
+        self.engine.step()
+        return time.perf_counter() - started
+
+
+def parts_of_a_step(num_seqs: int, *, mixed: bool, num_steps: int) -> dict[str, float]:
+    """Return the median seconds of each part of a step, and of the whole as "step"."""
+    plain = Load(num_seqs, mixed=mixed, num_steps=num_steps)
+    plain.fill()
+    whole = statistics.median(plain.step_seconds(step) for step in range(num_steps))
+
+    load = Load(num_seqs, mixed=mixed, num_steps=num_steps)
+    load.fill()
+    watch = Stopwatch()
+    watch.wrap(load.engine.scheduler, "schedule", "schedule")
+    watch.wrap(load.engine.scheduler, "update", "update")
+    watch.wrap(load.engine.runner, "execute", "build and execute")
+    watch.wrap(runner, "build_batch", "build")
+    watch.wrap(detokenizer.IncrementalDetokenizer, "update", "detokenise")
+    watch.wrap(detokenizer.IncrementalDetokenizer, "take_text", "detokenise")
+    steps = []
+    try:
+        for step in range(num_steps):
+            watch.seconds.clear()
+            load.step_seconds(step)
+            seconds = dict(watch.seconds)
+            seconds["execute"] = seconds.pop("build and execute") - seconds["build"]
+            steps.append(seconds)
+    finally:
+        watch.unwrap()
+    parts = {name: statistics.median(s[name] for s in steps) for name in PARTS[:-1]}
+    parts["rest"] = max(0.0, whole - sum(parts.values()))
+    return {**parts, "step": whole}
+
+
+def hand_over_seconds(num_seqs: int, *, num_steps: int) -> float:
+    """Return seconds per step that `AsyncEngine` and its consumers add to the engine's own."""
+
+    def alone() -> tuple[float, int]:
+        load = Load(num_seqs, mixed=False, num_steps=num_steps)
+        started, steps = time.perf_counter(), 0
+        for index, prompt in enumerate(load.prompts()):
+            load.engine.add_request(f"r{index}", prompt, load.params())
+        while load.engine.has_unfinished:
+            load.engine.step()
+            steps += 1
+        return time.perf_counter() - started, steps
+
+    async def served() -> tuple[float, int]:
+        load = Load(num_seqs, mixed=False, num_steps=num_steps)
+        engine = AsyncEngine(
+            LoadedEngine(
+                load.engine, SimpleNamespace(name="none"), EngineConfig(), 0, {}, {}
+            )  # only the engine and its settings are read
+        )
+        seen: list[object] = []
+        engine.add_stats_listener(seen.append)
+        engine.start()
+
+        async def consume(prompt: list[int]) -> None:
+            async for _ in engine.generate(prompt, load.params()):
+                pass
+
+        started = time.perf_counter()
+        await asyncio.gather(*map(consume, load.prompts()))
+        seconds = time.perf_counter() - started
+        await engine.shutdown()
+        return seconds, len(seen)
+
+    def seconds_per_step(run: Callable[[], tuple[float, int]]) -> float:
+        seconds, steps = run()
+        return seconds / steps
+
+    pairs = [
+        (seconds_per_step(lambda: asyncio.run(served())), seconds_per_step(alone)) for _ in range(3)
+    ]
+    return max(0.0, statistics.median(with_it - without for with_it, without in pairs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--num-seqs", type=int, nargs="+", default=[1, 16, 64, 256, 1024])
+    parser.add_argument("--num-steps", type=int, default=200)
+    parser.add_argument("--json", help="write the figures to this file, in microseconds")
+    args = parser.parse_args()
+    rows = {}
+    cases = [*((n, False) for n in args.num_seqs), (64, True)]
+    for num_seqs, mixed in tqdm(cases, desc="Loads"):
+        name = f"{num_seqs - mixed}" + (f" + {MIXED_PROMPT_TOKENS} prompt tokens" if mixed else "")
+        row = parts_of_a_step(num_seqs, mixed=mixed, num_steps=args.num_steps)
+        if not mixed:
+            row["hand-over"] = hand_over_seconds(num_seqs, num_steps=args.num_steps)
+        row["loop"] = row["step"] + row.get("hand-over", 0.0)
+        row["per token"] = row["loop"] / num_seqs
+        rows[name] = {part: 1e6 * seconds for part, seconds in row.items()}
+    columns = [*PARTS, "step", "hand-over", "loop", "per token"]
+    print(f"{'requests':<24}" + "".join(f"{column:>11}" for column in columns))
+    for name, row in rows.items():
+        cells = (f"{row[c]:.1f}" if c in row else "-" for c in columns)
+        print(f"{name:<24}" + "".join(f"{cell:>11}" for cell in cells))
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(rows, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()
