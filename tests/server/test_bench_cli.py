@@ -32,14 +32,15 @@ def test_help_needs_no_heavy_import(benchmark):
     )
     assert run.stdout.endswith("\n[]\n")
     assert "(default: None)" not in run.stdout
-    assert max(map(len, run.stdout.splitlines())) <= 100
+    options = run.stdout.partition("\n\n")[2]  # below the usage, which breaks at options only
+    assert max(map(len, options.splitlines())) <= 100
 
 
 def test_help_names_the_benchmarks(capsys):
     with pytest.raises(SystemExit):
         main(["bench", "--help"])
     out = capsys.readouterr().out
-    assert all(f"\n    {benchmark} " in out for benchmark in BENCHMARKS)
+    assert all(f"\n    {benchmark}" in out for benchmark in BENCHMARKS)
 
 
 @pytest.mark.parametrize("name", ["--json", "--output-json", "--output_json"])

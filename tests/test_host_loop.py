@@ -1,0 +1,34 @@
+"""`benchmarks/host_loop.py`: the parts that it reports make up the step that it reports."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.server.process import ROOT
+
+
+def test_parts_of_the_host_loop_make_up_its_step(tmp_path):
+    file = tmp_path / "result.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "host_loop.py"), f"--json={file}"]
+    run = subprocess.run(
+        [*command, "--num-seqs", "1", "4", "--num-steps", "20"],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    rows = json.loads(file.read_text())
+    assert list(rows) == ["1", "4", "63 + 512 prompt tokens"]
+    parts = ("schedule", "build", "execute", "update", "detokenise", "rest")
+    for name, num_seqs in zip(rows, (1, 4, 64), strict=True):
+        row = rows[name]
+        assert all(row[part] > 0 for part in parts[:-1])
+        # "rest" is what the others leave, and never negative.
+        assert sum(row[part] for part in parts) >= row["step"] * (1 - 1e-9)
+        assert row["loop"] == pytest.approx(row["step"] + row.get("hand-over", 0))
+        assert row["per token"] * num_seqs == pytest.approx(row["loop"])
+    assert all(name in run.stdout for name in rows)
