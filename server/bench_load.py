@@ -52,7 +52,9 @@ class BenchClient:
         if not self._base.startswith(("http://", "https://")):
             raise UserError(f"--base-url {base_url} is no address; write http://HOST:PORT.")
         self._url = self._base + endpoint
-        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -102,21 +104,24 @@ class BenchClient:
     async def send(self, body: Mapping[str, Any], timeline: Timeline) -> None:
         """Send one streamed request and note in its timeline what happens; an error, too."""
         assert self._session is not None
+        is_complete = False
+        data = msgspec.json.encode(body)  # before the clock starts: it is our work
         timeline.sent = time.perf_counter()
         try:
-            async with self._session.post(self._url, json=body) as response:
+            async with self._session.post(self._url, data=data) as response:
                 if response.status != 200:
                     timeline.error = _reason(response.status, await response.read())
                     return
                 async for line in response.content:
                     if line.startswith(b"data:"):
-                        _note(line.removeprefix(b"data:").strip(), timeline)
+                        is_complete |= _note(line.removeprefix(b"data:").strip(), timeline)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             timeline.error = f"{type(error).__name__}: {error}"
-        except (msgspec.DecodeError, AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             timeline.error = f"the answer is none of OpenAI's: {error!r}"
-        if timeline.error is None and not timeline.arrivals:
-            timeline.error = "the answer ended before its first token"
+        if timeline.error is None and not (is_complete and timeline.arrivals):
+            what = "its end" if timeline.arrivals else "its first token"
+            timeline.error = f"the answer broke off before {what}"
         timeline.finished = timeline.error is None
 
 
@@ -163,15 +168,16 @@ async def send_all(
     return True
 
 
-def _note(data: bytes, timeline: Timeline) -> None:
-    """Note what a chunk says, and when it came if it holds output."""
+def _note(data: bytes, timeline: Timeline) -> bool:
+    """Note what a chunk says, and when it came if it holds output; return whether it is the end."""
     if data == b"[DONE]":
-        return
+        return True
     chunk = msgspec.json.decode(data)
     if "error" in chunk:
         timeline.error = str(chunk["error"].get("message", chunk["error"]))
-        return
-    if any(_is_output(choice) for choice in chunk.get("choices") or ()):
+        return True
+    choices = chunk.get("choices") or ()
+    if any(_is_output(choice) for choice in choices):
         timeline.arrivals.append(time.perf_counter())
         if not timeline.counted_by_server:
             timeline.num_output_tokens += 1
@@ -179,6 +185,7 @@ def _note(data: bytes, timeline: Timeline) -> None:
         timeline.counted_by_server = True
         timeline.num_prompt_tokens = usage["prompt_tokens"]
         timeline.num_output_tokens = usage["completion_tokens"]
+    return any(choice.get("finish_reason") for choice in choices)
 
 
 def _is_output(choice: Mapping[str, Any]) -> bool:

@@ -106,8 +106,12 @@ def scripted(answer, *options: str, models=("m",)) -> tuple[int, list[dict]]:
     return asyncio.run(measure()), seen
 
 
+DONE = "data: [DONE]"
+
+
 def stream(*events: object) -> web.Response:
-    lines = [e if isinstance(e, str) else f"data: {json.dumps(e)}" for e in events]
+    """Answer with these events, dictionaries as JSON, and the end of the stream."""
+    lines = [e if isinstance(e, str) else f"data: {json.dumps(e)}" for e in [*events, DONE]]
     return web.Response(text="\n\n".join([*lines, ""]), content_type="text/event-stream")
 
 
@@ -118,9 +122,8 @@ def text(content: str) -> dict:
 def test_options_reach_the_server():
     options = ["--temperature=0.5", "--top-p=0.9", "--top-k=5", "--ignore-eos", "--api-key=k"]
     extra = ["--extra-body", '{"min_tokens": 3}', "--random-prefix-len=4", "--model=m"]
-    answer = stream(text("a"), "data: [DONE]")
-    status, (first, second) = scripted(lambda _: answer_again(answer), "--num-prompts=2", *options,
-                                       *extra)  # fmt: skip
+    given = ["--num-prompts=2", *options, *extra]
+    status, (first, second) = scripted(lambda _: stream(text("a")), *given)
     assert status == 0
     assert first["prompt"][:4] == second["prompt"][:4]
     assert first["prompt"][4:] != second["prompt"][4:]
@@ -131,11 +134,6 @@ def test_options_reach_the_server():
         "temperature": 0.5, "top_p": 0.9, "top_k": 5, "ignore_eos": True, "max_tokens": 8,
         "min_tokens": 3, "key": "Bearer k",
     }  # fmt: skip
-
-
-def answer_again(response: web.Response) -> web.Response:
-    """A response can be sent once only."""
-    return web.Response(text=response.text, content_type=response.content_type)
 
 
 def test_key_of_the_environment_is_used(monkeypatch):
@@ -162,7 +160,7 @@ def test_server_that_counts_nothing_has_its_outputs_counted(tmp_path):
     pieces = [{"choices": [{"delta": {"content": piece}}]} for piece in "abc"]
     file = tmp_path / "result.json"
     chat = ["--endpoint=/v1/chat/completions", "--num-prompts=1", f"--json={file}"]
-    status, _ = scripted(lambda _: stream(": hello", opening, *pieces, "data: [DONE]"), *chat)
+    status, _ = scripted(lambda _: stream(": hello", opening, *pieces), *chat)
     assert status == 0
     result = json.loads(file.read_text())
     assert (result["total_input_tokens"], result["total_output_tokens"]) == (10, 3)
@@ -173,7 +171,8 @@ def test_failed_requests_are_counted_shown_and_left_out_of_the_figures(tmp_path,
         lambda: web.json_response({"error": {"message": "too\nmany"}}, status=429),
         lambda: web.Response(text="gone", status=502),
         lambda: stream(text("a"), {"error": {"message": "the engine died"}}),
-        lambda: stream("data: [DONE]"),
+        lambda: stream(),
+        lambda: web.Response(text=f"data: {json.dumps(text('a'))}\n\n"),
         lambda: stream("data: {"),
         lambda: stream([1]),
     ]
@@ -182,21 +181,22 @@ def test_failed_requests_are_counted_shown_and_left_out_of_the_figures(tmp_path,
     def answer(number: int) -> web.Response:
         return bad[number - 1]() if number <= len(bad) else stream(text("a"), text("b"))
 
-    status, _ = scripted(answer, "--num-prompts=8", "--max-concurrency=1", f"--json={file}")
+    status, _ = scripted(answer, "--num-prompts=9", "--max-concurrency=1", f"--json={file}")
     assert status == 0
     result = json.loads(file.read_text())
-    assert (result["completed"], result["failed"]) == (2, 6)
+    assert (result["completed"], result["failed"]) == (2, 7)
     assert result["total_output_tokens"] == 4
     captured = capsys.readouterr()
-    assert re.search(r"Failed requests: +6\n", captured.out)
+    assert re.search(r"Failed requests: +7\n", captured.out)
     lines = captured.err.splitlines()
     assert len(lines) == 5, "the first five different ones"
-    assert lines[:3] == [
+    assert lines == [
         "1 failed: status 429: too many",
         "1 failed: status 502: gone",
         "1 failed: the engine died",
+        "1 failed: the answer broke off before its first token",
+        "1 failed: the answer broke off before its end",
     ]
-    assert lines[3] == "1 failed: the answer ended before its first token"
 
 
 def failing(capsys, *arguments: str) -> str:
@@ -292,6 +292,23 @@ def test_interruption_before_the_first_end_prints_nothing(monkeypatch, capsys):
     monkeypatch.setattr(cli_bench_serve, "_measure", measure)
     assert main(["bench", "serve"]) == 130
     assert capsys.readouterr().out == ""
+
+
+def test_answer_that_ends_with_a_reason_needs_no_further_mark():
+    last = {"choices": [{"index": 0, "text": "b", "finish_reason": "length"}]}
+    plain = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in (text("a"), last))
+    status, _ = scripted(lambda _: web.Response(text=plain), "--num-prompts=1")
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [("data: {", "DecodeError: "), ("data: [1]", "the answer is none of OpenAI's: AttributeError")],
+)
+def test_answer_of_another_shape_is_a_failure(capsys, event, message):
+    status, _ = scripted(lambda _: stream(event), "--num-prompts=1")
+    assert status == 1
+    assert f"none of 1 requests succeeded: {message}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
