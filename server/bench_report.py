@@ -41,8 +41,11 @@ def check_writable(path: pathlib.Path | None) -> None:
     """Raise UserError if a file cannot be written there: before the measurement, not after it."""
     if path is None:
         return
+    existed = path.exists()
     try:
         path.open("a").close()
+        if not existed:
+            path.unlink()  # a run that fails leaves nothing behind
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}.") from None
 

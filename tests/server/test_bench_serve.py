@@ -233,6 +233,15 @@ def test_file_that_cannot_be_written_is_found_out_first(capsys):
     assert line == "paged: error: cannot write /no/such/folder/x: No such file or directory."
 
 
+@pytest.mark.parametrize("before", [None, "kept"])
+def test_run_that_fails_leaves_the_file_as_it_was(tmp_path, capsys, before):
+    file = tmp_path / "result.json"
+    if before is not None:
+        file.write_text(before)
+    failing(capsys, "--base-url", "http://127.0.0.1:1", "--json", str(file))
+    assert (file.read_text() if file.exists() else None) == before
+
+
 @pytest.mark.parametrize(
     ("models", "options", "message"),
     [
