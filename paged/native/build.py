@@ -23,7 +23,6 @@ from tqdm import tqdm
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_CACHE_DIR = "~/.cache/paged/native"
 SOURCES = pathlib.Path(__file__).parent / "cpp"
 
 _COMPILERS = ("c++", "g++", "clang++")

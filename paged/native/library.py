@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paged.native.build import BuildError, build_library
-from paged.native.linear import TARGET, pack, packed_linear
+from paged.native.linear import DTYPES, TARGET, pack, packed_linear
 
 logger = logging.getLogger(__name__)
 
@@ -21,10 +21,55 @@ _lock = threading.Lock()
 _loaded: ctypes.CDLL | None = None
 
 
-def load_library(cache_dir: str | pathlib.Path, *, progress: bool = False) -> bool:
-    """Make the native kernels callable; return whether they are.
+def resolve_linear_backend(
+    requested: str,
+    platform: str,
+    dtype: str,
+    *,
+    cache_dir: str | pathlib.Path,
+    progress: bool = False,
+) -> str:
+    """Return "native" or "xla"; "native" is loaded and ready to be called.
 
-    Where they are not, one warning says why and what is lost. What was loaded once stays.
+    "auto" takes the native kernels on a CPU if they have the element type and can be built; if they
+    cannot, one warning says why and what is lost.
+
+    Args:
+      requested: "auto", "native" or "xla".
+      platform: a JAX platform name, see `paged.backends.current_platform`.
+      dtype: element type of weights and activations.
+      cache_dir: folder of the built library, see `build_library`.
+      progress: show a bar on standard error while compiling.
+
+    Raises:
+      ValueError: "native" is asked for and cannot be had; the message gives the reason.
+    """
+    if requested == "xla":
+        return "xla"
+    reason = None
+    if platform != "cpu":
+        reason = f"it runs on cpu, not on {platform}"
+    elif dtype not in DTYPES:
+        reason = f"it computes in {' or '.join(DTYPES)}, not in {dtype}"
+    if reason is None:
+        reason = load_library(cache_dir, progress=progress)
+        if reason is None:
+            return "native"
+        if requested == "auto":
+            logger.warning(
+                "No native CPU kernels: %s. Linear layers run on XLA, which is slower, several "
+                "times so for few sequences; linear_backend=xla silences this.",
+                reason,
+            )
+    if requested == "native":
+        raise ValueError(f"linear_backend='native' is unavailable: {reason}; or use 'auto'.")
+    return "xla"
+
+
+def load_library(cache_dir: str | pathlib.Path, *, progress: bool = False) -> str | None:
+    """Make the native kernels callable; return None, or why they are not.
+
+    What was loaded once stays loaded.
 
     Args:
       cache_dir: folder of the built library, see `build_library`.
@@ -33,23 +78,16 @@ def load_library(cache_dir: str | pathlib.Path, *, progress: bool = False) -> bo
     global _loaded
     with _lock:
         if _loaded is not None:
-            return True
+            return None
         try:
-            path = build_library(cache_dir, progress=progress)
-            library = _register(path)
-            failure = self_test()
+            library = _register(build_library(cache_dir, progress=progress))
         except (BuildError, OSError) as error:
-            failure = str(error)
-        if failure is not None:
-            logger.warning(
-                "No native CPU kernels: %s. Linear layers run on XLA instead, about half as fast "
-                "for small batches; --linear-backend=xla silences this.",
-                failure,
-            )
-            return False
-        _loaded = library
-        logger.info("Native CPU kernels: %s.", LEVELS[best_level()])
-        return True
+            return str(error)
+        failure = self_test()
+        if failure is None:
+            _loaded = library
+            logger.info("Native CPU kernels: %s.", LEVELS[library.paged_best_level()])
+        return failure
 
 
 def best_level() -> int:

@@ -58,6 +58,11 @@ def pack(weight: np.ndarray) -> np.ndarray:
     return packed
 
 
+def is_packed(weight: Array) -> bool:
+    """Return whether a weight is in the packed layout: it alone has four axes."""
+    return weight.ndim == 4
+
+
 def packed_linear(
     x: Array | np.ndarray,
     packed: Array | np.ndarray,
