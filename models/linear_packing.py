@@ -45,7 +45,7 @@ def pack_linear_layers(
     ):
         for layer, packed in zip(layers, pool.map(_pack, layers), strict=True):
             # The names of its axes stay, unused: packed weights live on one device.
-            layer.weight = layer.weight.replace(packed)
+            layer.weight.set_value(packed)
             bar.update(packed.nbytes)
     packed_params: nnx.State[Any, Any] = nnx.state(model)
     return packed_params

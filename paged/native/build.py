@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import fcntl
 import hashlib
+import importlib.metadata
 import logging
 import os
 import pathlib
@@ -18,7 +19,6 @@ import tempfile
 from collections.abc import Iterator
 
 import jax
-import jaxlib
 from tqdm import tqdm
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def flags_of(source: str) -> tuple[str, ...]:
 def _digest_of_inputs(compiler: str) -> str:
     digest = hashlib.sha256()
     version = _run([compiler, "--version"]).splitlines()[0]
-    for text in (version, platform.machine(), jaxlib.__version__):
+    for text in (version, platform.machine(), importlib.metadata.version("jaxlib")):
         digest.update(text.encode() + b"\0")
     for path in sorted(SOURCES.iterdir()):
         digest.update(f"{path.name} {flags_of(path.name)}".encode() + b"\0")

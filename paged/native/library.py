@@ -120,6 +120,6 @@ def self_test() -> str | None:
 
 def _register(path: pathlib.Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
-    capsule = jax.ffi.pycapsule(library.paged_linear)
+    capsule = jax.ffi.pycapsule(library.paged_linear)  # type: ignore[no-untyped-call]
     jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
     return library

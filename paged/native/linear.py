@@ -82,7 +82,9 @@ def packed_linear(
       out_dtype: x's element type, the default, or float32.
       level: index in `paged.native.library.LEVELS` of the instructions to use; -1: the best.
     """
-    shape = jax.ShapeDtypeStruct((x.shape[0], num_outputs), jnp.dtype(out_dtype or x.dtype))
+    shape = jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
+        (x.shape[0], num_outputs), jnp.dtype(out_dtype or x.dtype)
+    )
     operands = (x, packed) if bias is None else (x, packed, bias)
     y: Array = jax.ffi.ffi_call(TARGET, shape)(*operands, level=np.int32(level))
     return y

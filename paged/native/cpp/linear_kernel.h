@@ -72,19 +72,19 @@ inline void add_step(Floats (&sums)[kRows][kVectors], const uint32_t (&x)[kRows]
                      const char* weight) {
   Words columns[kVectors];
   // One vector at a time: as a whole, GCC copies them through the stack.
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int i = 0; i < kVectors; ++i)
     std::memcpy(&columns[i], weight + i * kVectorBytes, kVectorBytes);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int row = 0; row < kRows; ++row) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) Pairs::add(sums[row][i], x[row], columns[i]);
   }
 }
 
 template <int kRows>
 inline void load_words(const char* x, int64_t row_bytes, int64_t step, uint32_t (&words)[kRows]) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int row = 0; row < kRows; ++row) std::memcpy(&words[row], x + row * row_bytes + 4 * step, 4);
 }
 
@@ -130,14 +130,14 @@ void multiply_block(const typename Pairs::Element* x, int64_t depth, const char*
     }
     add_step<Pairs, kRows>(sums[0], words, weight + steps * kStepBytes);
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 4
     for (int phase = 1; phase < kPhases; ++phase) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int i = 0; i < kVectors; ++i) sums[0][row][i] += sums[phase][row][i];
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i)
       std::memcpy(out + row * kTileColumns + i * kLanes, &sums[0][row][i], kVectorBytes);
   }

@@ -103,5 +103,5 @@ def test_compiler_that_cannot_be_run_is_named(compiler, tmp_path):
 
 def test_folder_that_cannot_be_used_is_named(compiler, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(BuildError, match="cannot be used .*; name a folder that can be written"):
+    with pytest.raises(BuildError, match=r"cannot be used .*; name a folder that can be written"):
         build_library(tmp_path / "file" / "cache")
