@@ -18,13 +18,18 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=128, help="tokens")
     parser.add_argument("--output-len", type=int, default=128, help="tokens")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--linear-backend", default="auto", help="auto, native or xla")
     parser.add_argument("--runs", type=int, default=3, help="timed runs after one warm-up")
     parser.add_argument("--async-scheduling", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--json", help="write the figures to this file")
     args = parser.parse_args()
 
     length = args.input_len + args.output_len
-    settings = {"max_model_len": max(length, 256), "async_scheduling": args.async_scheduling}
+    settings = {
+        "max_model_len": max(length, 256),
+        "async_scheduling": args.async_scheduling,
+        "linear_backend": args.linear_backend,
+    }
     with LLM(args.model, dtype=args.dtype, **settings) as llm:
         vocab_size = llm.get_tokenizer().vocab_size
         rng = random.Random(0)

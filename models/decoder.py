@@ -232,8 +232,12 @@ class DecoderLM(nnx.Module):
 
     def logits(self, hidden: Float[Array, "n hidden"]) -> Float[Array, "n vocab_size"]:
         """Return float32 logits of rows of the final hidden states."""
-        head = self.embed if self.lm_head is None else self.lm_head
-        return head.logits(hidden)
+        return self.head.logits(hidden)
+
+    @property
+    def head(self) -> Embed:
+        """The table that gives the logits: the input embedding if they are tied."""
+        return self.embed if self.lm_head is None else self.lm_head
 
 
 @jax.jit

@@ -12,6 +12,8 @@ KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEFAULT_COMPILATION_CACHE_DIR = "~/.cache/paged/xla"
 ATTENTION_BACKENDS = ("auto", "xla")
+LINEAR_BACKENDS = ("auto", "native", "xla")
+DEFAULT_NATIVE_CACHE_DIR = "~/.cache/paged/native"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,7 @@ class EngineConfig:
       dtype: element type of weights and activations; "auto" is the checkpoint's.
       seed: seed of the requests that bring none.
       attention_backend: "auto", or a backend's name as a promise.
+      linear_backend: "auto", "native" (the C++ kernels, on a CPU) or "xla"; the names are promises.
       max_num_queued_reqs: most requests waiting before `AsyncEngine` refuses new ones; None: no
         bound. (`LLM` is handed its whole queue at once and refuses none of it.)
       scheduling_policy: "fcfs", or "priority" to serve by the requests' priorities.
@@ -52,6 +55,7 @@ class EngineConfig:
       disable_hybrid_kv_cache_manager: keep all blocks of sliding-window layers.
       generation_config: "auto" takes sampling defaults from the checkpoint, "vllm" ignores them.
       compilation_cache_dir: folder of compiled programs; None turns the cache off.
+      native_cache_dir: folder of the C++ kernels, which are compiled on first use.
     """
 
     max_model_len: int | None = None
@@ -66,6 +70,7 @@ class EngineConfig:
     dtype: str = "auto"
     seed: int = 0
     attention_backend: str = "auto"
+    linear_backend: str = "auto"
     max_num_queued_reqs: int | None = None
     scheduling_policy: str = "fcfs"
     enable_chunked_prefill: bool = True
@@ -81,6 +86,7 @@ class EngineConfig:
     disable_hybrid_kv_cache_manager: bool = False
     generation_config: str = "auto"
     compilation_cache_dir: str | None = DEFAULT_COMPILATION_CACHE_DIR
+    native_cache_dir: str = DEFAULT_NATIVE_CACHE_DIR
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
@@ -94,6 +100,7 @@ class EngineConfig:
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        _check_choice("linear_backend", self.linear_backend, LINEAR_BACKENDS)
         _check_choice("generation_config", self.generation_config, ("auto", "vllm"))
         _check_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         _check_choice("prefix_cache_policy", self.prefix_cache_policy, POLICIES)

@@ -18,7 +18,9 @@ from paged.models.checkpoint import Checkpoint, open_checkpoint
 from paged.models.compilation import make_cache_directory, persistent_cache
 from paged.models.config import ModelConfig
 from paged.models.forward import abstract_model
+from paged.models.linear_packing import pack_linear_layers
 from paged.models.weights import load_params, resolve_dtype
+from paged.native.library import resolve_linear_backend
 from paged.scheduler.admission import InputProcessor
 from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.buckets import BucketTable
@@ -99,7 +101,7 @@ def load_engine(
         checkpoint = open_checkpoint(
             model, revision=revision, token=token, cache_dir=models_cache_dir
         )
-        config = resolve_config(config, checkpoint.model_config)
+        config = resolve_config(config, checkpoint.model_config, progress=progress)
         tokenizer = checkpoint.tokenizer
     logger.info(
         "Starting to load model %s (%s).", checkpoint.name, checkpoint.model_config.architecture
@@ -202,6 +204,8 @@ def _load_runner(
     )
     with _phase(phases, "load weights"), contextlib.closing(checkpoint.open_source()) as source:
         params = load_params(model, source, dtype=config.dtype, progress=progress)
+        if config.linear_backend == "native":
+            params = pack_linear_layers(graphdef, params, progress=progress)
     with _phase(phases, "allocate KV cache"):
         kv_cache = allocate_kv_cache(spec, num_blocks)
         mover = BlockMover(kv_cache, has_tiers=config.kv_offloading_size > 0)
@@ -254,12 +258,20 @@ def _kv_cache_spec(
     )
 
 
-def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
+def resolve_config(
+    config: EngineConfig, model: ModelConfig, *, progress: bool = False
+) -> EngineConfig:
     """Return `config` with every default filled in for this model and device.
 
+    Args:
+      config: settings.
+      model: shape of the model.
+      progress: show a bar on standard error if native kernels have to be compiled.
+
     Raises:
-      ValueError: if `max_model_len` exceeds what the model was made for, or a step is too small
-        for it although prompts may not be computed in parts.
+      ValueError: if `max_model_len` exceeds what the model was made for, if a step is too small
+        for it although prompts may not be computed in parts, or if native linear layers are asked
+        for and cannot be had.
     """
     longest = model.max_position_embeddings
     max_model_len = config.max_model_len or longest
@@ -292,6 +304,13 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         dtype=dtype,
         kv_cache_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         attention_backend=resolve_backend(config.attention_backend, platform),
+        linear_backend=resolve_linear_backend(
+            config.linear_backend,
+            platform,
+            dtype,
+            cache_dir=config.native_cache_dir,
+            progress=progress,
+        ),
         async_scheduling=(
             platform != "cpu" if config.async_scheduling is None else config.async_scheduling
         ),

@@ -7,6 +7,7 @@ from paged.scheduler.config import (
     ATTENTION_BACKENDS,
     DTYPES,
     KV_CACHE_DTYPES,
+    LINEAR_BACKENDS,
     EngineConfig,
 )
 from paged.scheduler.eviction.policies import POLICIES
@@ -67,6 +68,13 @@ def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) 
         help="implementation of attention; a name is that one or an error",
     )
     group.add_argument(
+        "--linear-backend",
+        choices=LINEAR_BACKENDS,
+        default=defaults.linear_backend,
+        help="implementation of matrix products; native: C++ kernels for a CPU, compiled on first "
+        "use; a name is that one or an error",
+    )
+    group.add_argument(
         "--generation-config",
         choices=("auto", "vllm"),
         default=defaults.generation_config,
@@ -86,6 +94,13 @@ def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) 
         action=argparse.BooleanOptionalAction,
         default=True,
         help="keep compiled programs for the next start",
+    )
+    group.add_argument(
+        "--native-cache-dir",
+        type=pathlib.Path,
+        metavar="DIR",
+        help="folder of compiled C++ kernels (default: $PAGED_CACHE_DIR/native, else "
+        "~/.cache/paged/native)",
     )
 
 

@@ -29,6 +29,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         dtype=args.dtype,
         seed=args.seed,
         attention_backend=args.attention_backend,
+        linear_backend=args.linear_backend,
         max_num_queued_reqs=args.max_num_queued_reqs,
         scheduling_policy=args.scheduling_policy,
         enable_chunked_prefill=args.enable_chunked_prefill,
@@ -44,6 +45,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         disable_hybrid_kv_cache_manager=args.disable_hybrid_kv_cache_manager,
         generation_config=args.generation_config,
         compilation_cache_dir=_compilation_cache_dir(args),
+        native_cache_dir=str((args.native_cache_dir or _cache_root() / "native").expanduser()),
     )
 
 
@@ -121,8 +123,11 @@ def _compilation_cache_dir(args: argparse.Namespace) -> str | None:
         return None
     if args.compilation_cache_dir is not None:
         return str(args.compilation_cache_dir.expanduser())
-    root = os.environ.get("PAGED_CACHE_DIR") or "~/.cache/paged"
-    return str(pathlib.Path(root).expanduser() / "xla")
+    return str(_cache_root() / "xla")
+
+
+def _cache_root() -> pathlib.Path:
+    return pathlib.Path(os.environ.get("PAGED_CACHE_DIR") or "~/.cache/paged").expanduser()
 
 
 def _read_template(file_or_text: str) -> str:

@@ -7,11 +7,13 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import pathlib
+import shutil
 
 import jax
 import pytest
 
 from paged.models.demo import fetch_demo_model
+from paged.native.library import load_library
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -29,6 +31,14 @@ def data_dir() -> pathlib.Path:
 def demo_model_path() -> pathlib.Path:
     """GGUF file of the demo model, downloaded on first use."""
     return fetch_demo_model(cache_dir=os.environ.get("PAGED_MODELS_CACHE"))
+
+
+@pytest.fixture(scope="session")
+def native(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The native CPU kernels, built in a folder of the test run and loaded."""
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("missing tool: g++")
+    assert load_library(tmp_path_factory.mktemp("native")) is None
 
 
 def _fail_if_tool_is_missing(report: pytest.TestReport | pytest.CollectReport) -> None:

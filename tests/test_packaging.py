@@ -27,6 +27,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 FOLDERS = {
     "paged": "paged",
     "paged.models": "models",
+    "paged.native": "paged/native",
     "paged.scheduler": "scheduler",
     "paged.scheduler.eviction": "scheduler/eviction",
     "paged.scheduler.simulator": "scheduler/simulator",
@@ -57,6 +58,11 @@ def sources() -> list[str]:
     """Every module of the folders, as a path from the root of the checkout."""
     paths = [path for folder in FOLDERS.values() for path in (ROOT / folder).glob("*.py")]
     return sorted(str(path.relative_to(ROOT)) for path in paths)
+
+
+def kernels() -> list[str]:
+    """The C++ files of the package, as paths from the root."""
+    return [str(path.relative_to(ROOT)) for path in (ROOT / "paged/native/cpp").iterdir()]
 
 
 def installed(source: str) -> str:
@@ -190,7 +196,7 @@ def test_wheel_holds_the_packages_and_nothing_else(dist):
         names = [name for name in wheel.namelist() if ".dist-info/" not in name]
         notice = next(name for name in wheel.namelist() if name.endswith("licenses/LICENSE"))
         assert wheel.read(notice) == (ROOT / "LICENSE").read_bytes()
-    assert sorted(names) == sorted([*map(installed, sources()), "paged/py.typed"])
+    assert sorted(names) == sorted([*map(installed, sources()), *kernels(), "paged/py.typed"])
 
 
 def test_sdist_holds_each_source_once_and_no_test(dist):
@@ -198,7 +204,7 @@ def test_sdist_holds_each_source_once_and_no_test(dist):
         members = [member for member in sdist.getmembers() if not member.isdir()]
     names = [member.name.split("/", 1)[1] for member in members]
     assert sorted(name for name in names if name.endswith(".py")) == sources()
-    assert {"pyproject.toml", "README.md", "LICENSE", "paged/py.typed"} <= set(names)
+    assert {"pyproject.toml", "README.md", "LICENSE", "paged/py.typed", *kernels()} <= set(names)
     assert all(member.isfile() for member in members), "a link would be a second copy of a module"
 
 

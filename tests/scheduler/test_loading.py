@@ -103,6 +103,7 @@ def test_activation_bytes_grow_with_both_limits():
         ({"kv_cache_dtype": "fp7"}, "kv_cache_dtype='fp7' is unknown; choose one of auto, bf"),
         ({"dtype": "int8"}, "dtype='int8' is unknown"),
         ({"attention_backend": "abacus"}, "attention_backend='abacus' is unknown"),
+        ({"linear_backend": "abacus"}, "linear_backend='abacus' is unknown"),
         ({"generation_config": "mine"}, "generation_config='mine' is unknown"),
         (
             {"max_num_seqs": 8, "max_num_batched_tokens": 4},

@@ -52,7 +52,11 @@ def test_defaults_are_those_of_the_settings():
     config = engine_config(args)
     cache_dir = config.compilation_cache_dir
     # A server bounds its queue; a program that fills its own does not need to.
-    assert config == EngineConfig(compilation_cache_dir=cache_dir, max_num_queued_reqs=1024)
+    native_dir = config.native_cache_dir
+    assert config == EngineConfig(
+        compilation_cache_dir=cache_dir, native_cache_dir=native_dir, max_num_queued_reqs=1024
+    )
+    assert native_dir == cache_dir.replace("xla", "native")
     assert re.search(r"/\.cache/paged/xla$", cache_dir)
     assert server_settings(args) == ServerSettings()
     assert (args.model, args.host, args.port) == (None, "0.0.0.0", 8000)
@@ -72,6 +76,7 @@ FLAGS: dict[str, tuple[str, object]] = {
     "dtype": ("bfloat16", "bfloat16"),
     "seed": ("7", 7),
     "attention_backend": ("xla", "xla"),
+    "linear_backend": ("native", "native"),
     "max_num_queued_reqs": ("9", 9),
     "scheduling_policy": ("priority", "priority"),
     "enable_chunked_prefill": ("no", False),
@@ -87,6 +92,7 @@ FLAGS: dict[str, tuple[str, object]] = {
     "disable_hybrid_kv_cache_manager": ("yes", True),
     "generation_config": ("vllm", "vllm"),
     "compilation_cache_dir": ("/tmp/x", "/tmp/x"),
+    "native_cache_dir": ("/tmp/n", "/tmp/n"),
 }
 NEEDS = {
     "kv_offloading_path": ["kv_offloading_size"],
@@ -135,6 +141,7 @@ ABOUT_THE_MODEL = {
     "attention_backend",
     "generation_config",
     "compilation_cache_dir",
+    "native_cache_dir",
 }
 
 

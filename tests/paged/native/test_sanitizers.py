@@ -1,0 +1,34 @@
+"""The kernels and the parallel loop under the compiler's sanitizers, in a program of their own."""
+
+import pathlib
+import subprocess
+
+import pytest
+
+from paged.native.build import SOURCES, BuildError, find_compiler, flags_of
+
+KERNELS = [path for path in sorted(SOURCES.glob("*.cc")) if path.name != "linear_ffi.cc"]
+DRIVER = pathlib.Path(__file__).with_name("linear_driver.cc")
+
+
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_kernels_pass_the_sanitizers(tmp_path, sanitizers):
+    try:
+        compiler = find_compiler()
+    except BuildError as error:
+        pytest.skip(f"missing tool: {error}")
+    checks = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-O1", "-g1", "-Werror"]
+    objects = []
+    for source in [*KERNELS, DRIVER]:
+        objects.append(f"{tmp_path}/{source.stem}.o")
+        flags = [*flags_of(source.name), *checks, "-I", str(SOURCES)]
+        run(compiler, *flags, "-c", str(source), "-o", objects[-1])
+    program = tmp_path / "driver"
+    run(compiler, *checks, "-pthread", *objects, "-o", str(program))
+    assert run(str(program)).endswith(" 0 failures\n")
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
+    return done.stdout
