@@ -6,8 +6,10 @@ import os
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import logging
 import pathlib
 import shutil
+from collections.abc import Iterator
 
 import jax
 import pytest
@@ -19,6 +21,15 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 DATA = pathlib.Path(__file__).parent / "data"
+
+
+@pytest.fixture(autouse=True)
+def _log_level_is_each_tests_own() -> Iterator[None]:
+    """Undo what a command that was run in this process has done to the level of our log."""
+    logger = logging.getLogger("paged")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,12 @@
 """The options of `paged bench`, and what its random prompts are."""
 
+import dataclasses
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from paged.scheduler.config import EngineConfig
 from paged.server.bench_prompts import longest, random_lengths, random_tokens, random_words
 from paged.server.cli import build_parser, main
 from paged.server.cli_settings import engine_config
@@ -52,16 +52,12 @@ def test_json_file_has_both_names(name, tmp_path, capsys):
 
 @pytest.mark.parametrize("benchmark", ["throughput", "latency"])
 def test_engine_options_are_those_of_the_other_commands(benchmark):
-    args = build_parser().parse_args(
-        ["bench", benchmark, "m", "--dtype", "float32", "--no-compilation-cache"]
-    )
-    expected = EngineConfig(
-        dtype="float32",
-        prefix_cache_policy="lookahead",
-        max_num_queued_reqs=1024,
-        compilation_cache_dir=None,
-    )
-    assert engine_config(args) == expected
+    flags = ["m", "--dtype", "float32", "--no-compilation-cache"]
+    served = engine_config(build_parser().parse_args(["serve", *flags]))
+    assert served.dtype == "float32"
+    # All prompts of a benchmark are queued before its first step.
+    expected = dataclasses.replace(served, prefix_cache_policy="lookahead")
+    assert engine_config(build_parser().parse_args(["bench", benchmark, *flags])) == expected
 
 
 @pytest.mark.parametrize(
