@@ -36,11 +36,6 @@ class StepPlan:
         self._single: list[ScheduledRequest] = []
         self._longer: list[ScheduledRequest] = []
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is scheduled yet."""
-        return not (self._single or self._longer)
-
     def clip(self, num_tokens: int) -> int:
         """Return how many of these tokens one request may compute in what is left of the step."""
         return min(num_tokens, self.budget, self._request_cap)
