@@ -33,6 +33,8 @@ def ragged_paged_attention(
     scale: float | None = None,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    kv_scales: Float[Array, "2 num_kv_heads"] | None = None,
+    sinks: Float[Array, " num_q_heads"] | None = None,
     backend: str = "auto",
     plan: AttentionPlan | None = None,
 ) -> Float[Array, "num_tokens num_q_heads head_dim"]:
@@ -65,6 +67,10 @@ def ragged_paged_attention(
       scale: multiplies the logits; None is `head_dim ** -0.5`.
       sliding_window: a query sees this many of the most recent tokens, itself included; None: all.
       soft_cap: logits become `soft_cap * tanh(logits / soft_cap)`, after the scale; None: as is.
+      kv_scales: float32 `[2, num_kv_heads]`, what the cached keys and values of a head are
+        multiplied by, see `write_kv`; None: 1.
+      sinks: `[num_q_heads]`, float; the softmax of a head also runs over one more key with this
+        logit and the value zero (arXiv:2309.17453); no scale and no cap apply to it. None: no sink.
       backend: "auto", or the name of an implementation as a promise: that one or an error.
       plan: `plan_attention` of the same batch, options and backend, for callers with many layers;
         None makes it here.
@@ -81,8 +87,10 @@ def ragged_paged_attention(
     _check_arrays(q, kv_cache)
     _check_tables(block_tables, seq_lens, query_start_loc)
     _check_options(scale, sliding_window, soft_cap)
+    check_kv_scales(kv_scales, kv_cache)
+    _check_sinks(sinks, q)
     name, implementation = _implementation(backend)
-    reason = implementation.unsupported(q, kv_cache, sliding_window, soft_cap)
+    reason = implementation.unsupported(q, kv_cache)
     if reason is not None:
         raise NotImplementedError(f"backend={name!r} does not support this call: {reason}.")
     if plan is None:
@@ -104,6 +112,8 @@ def ragged_paged_attention(
         scale=q.shape[-1] ** -0.5 if scale is None else scale,
         sliding_window=sliding_window,
         soft_cap=soft_cap,
+        kv_scales=kv_scales,
+        sinks=sinks,
     )
     return output
 
@@ -177,6 +187,30 @@ def _check_arrays(q: Array, kv_cache: Array) -> None:
         raise ValueError(
             f"num_q_heads={num_q_heads} must be a multiple of num_kv_heads={num_kv_heads}."
         )
+
+
+def check_kv_scales(kv_scales: Array | None, kv_cache: Array) -> None:
+    """Raise unless `kv_scales` is None or fits one layer of the cache."""
+    if kv_scales is None:
+        return
+    if kv_scales.shape != (2, kv_cache.shape[2]):
+        raise ValueError(
+            f"kv_scales has shape {kv_scales.shape}; it must be [2, num_kv_heads] = "
+            f"{(2, kv_cache.shape[2])}."
+        )
+    if kv_scales.dtype != jnp.float32:
+        raise TypeError(f"kv_scales has dtype {kv_scales.dtype}; it must be float32.")
+
+
+def _check_sinks(sinks: Array | None, q: Array) -> None:
+    if sinks is None:
+        return
+    if sinks.shape != (q.shape[1],):
+        raise ValueError(
+            f"sinks has shape {sinks.shape}; it must be [num_q_heads] = [{q.shape[1]}]."
+        )
+    if not jnp.issubdtype(sinks.dtype, jnp.floating):
+        raise TypeError(f"sinks has dtype {sinks.dtype}; it must be a floating point type.")
 
 
 def _check_tables(block_tables: Array, seq_lens: Array, query_start_loc: Array) -> None:

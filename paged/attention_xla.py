@@ -88,6 +88,8 @@ class _Options:
     scale: float
     sliding_window: int | None
     soft_cap: float | None
+    kv_scales: Array | None  # [2, num_kv_heads]
+    sinks: Array | None  # [num_q_heads]
 
 
 @jax.tree_util.register_dataclass
@@ -100,11 +102,9 @@ class _Softmax:
     weighted: Array  # [G, K, R, H] values summed with those weights
 
 
-def unsupported(
-    q: Array, kv_cache: Array, sliding_window: int | None, soft_cap: float | None
-) -> str | None:
+def unsupported(q: Array, kv_cache: Array) -> str | None:
     """Return why `attend` cannot take these arguments: it takes all, so None."""
-    del q, kv_cache, sliding_window, soft_cap
+    del q, kv_cache
     return None
 
 
@@ -163,9 +163,11 @@ def attend(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    kv_scales: Array | None,
+    sinks: Array | None,
 ) -> Array:
     """Return the attention that `paged.attention.ragged_paged_attention` documents."""
-    options = _Options(scale, sliding_window, soft_cap)
+    options = _Options(scale, sliding_window, soft_cap, kv_scales, sinks)
     # Each row is zero in a pass that does not compute it.
     return functools.reduce(
         jnp.add, (_attend_pass(q, kv_cache, one_pass, options) for one_pass in plan)
@@ -296,7 +298,11 @@ def _attend_group(
 
     first_chunk, end_chunk = _index(tiles.first_chunk, group), _index(tiles.end_chunk, group)
     state = lax.fori_loop(first_chunk, end_chunk, attend_chunk, _empty_softmax(queries.shape))
+    if options.sinks is not None:
+        state = _add_sinks(state, options.sinks.reshape(num_kv_heads, -1))
     output = state.weighted / jnp.where(state.total == 0, 1.0, state.total)[..., None]
+    if options.kv_scales is not None:
+        output *= options.kv_scales[1][None, :, None, None]
     output = output.astype(q.dtype).reshape(split[0], num_kv_heads, split[1], split[3], head_dim)
     flat: Array = output.transpose(0, 2, 1, 3, 4).reshape(-1, num_q_heads, head_dim)
     return flat
@@ -334,6 +340,8 @@ def _accumulate(
         jnp.einsum, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
     )
     scores = dot("GKRH,GKCH->GKRC", queries, keys) * options.scale
+    if options.kv_scales is not None:
+        scores *= options.kv_scales[0][None, :, None, None]
     if options.soft_cap is not None:
         scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
     scores = _materialise(jnp.where(is_visible[:, None], scores, _MASKED))
@@ -347,6 +355,17 @@ def _accumulate(
         maximum,
         state.total * decay + weights.sum(axis=-1),
         state.weighted * decay[..., None] + update,
+    )
+
+
+def _add_sinks(state: _Softmax, sinks: Array) -> _Softmax:
+    """Add a key of value zero to every row, with the logit `sinks[kv head, q head of it]`."""
+    num_tile_rows = state.maximum.shape[2] // sinks.shape[1]
+    logits = jnp.tile(sinks.astype(jnp.float32), (1, num_tile_rows))[None]  # [1, K, R]
+    maximum = jnp.maximum(state.maximum, logits)
+    decay = jnp.exp(state.maximum - maximum)
+    return _Softmax(
+        maximum, state.total * decay + jnp.exp(logits - maximum), state.weighted * decay[..., None]
     )
 
 

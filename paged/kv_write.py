@@ -1,12 +1,15 @@
 """`write_kv`: puts new keys and values into the paged cache, in place under donation."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
 from paged import backends
+from paged.attention import check_kv_scales
 
 
 def write_kv(
@@ -15,6 +18,7 @@ def write_kv(
     v: Float[Array, "num_tokens num_kv_heads head_dim"],
     slot_mapping: Int[Array, " num_tokens"],
     *,
+    kv_scales: Float[Array, "2 num_kv_heads"] | None = None,
     backend: str = "auto",
 ) -> Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"]:
     """Return one layer's cache with the keys and values of new tokens in their slots.
@@ -25,11 +29,14 @@ def write_kv(
 
     Args:
       kv_cache: one layer, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`; 2 is (key, value).
-      k: keys, `[num_tokens, num_kv_heads, head_dim]`; cast to the cache's dtype.
+      k: keys, `[num_tokens, num_kv_heads, head_dim]`; cast to the cache's dtype. 8-bit floats
+        saturate: what is too large becomes the largest finite value.
       v: values, shaped as `k`.
       slot_mapping: int32 `[num_tokens]`, `block_id * block_size + offset`, never negative.
         Padding tokens name a slot of the null block, where the last of several writers wins.
         A slot past the end of the cache writes nothing.
+      kv_scales: float32 `[2, num_kv_heads]`; keys (0) and values (1) of a head are divided by them
+        before they are cast, and attention must be given the same. None: 1.
       backend: "auto" or the name of an implementation, as a promise.
 
     Raises:
@@ -40,8 +47,9 @@ def write_kv(
     Source: PagedAttention, arXiv:2309.06180.
     """
     _check_shapes(kv_cache, k, v, slot_mapping)
+    check_kv_scales(kv_scales, kv_cache)
     name = backends.resolve_backend(backend, backends.current_platform())
-    return _WRITERS[name](kv_cache, k, v, slot_mapping)
+    return _WRITERS[name](kv_cache, k, v, slot_mapping, kv_scales)
 
 
 def write_token_ids(
@@ -80,14 +88,29 @@ def _check_shapes(kv_cache: Array, k: Array, v: Array, slot_mapping: Array) -> N
         raise TypeError(f"slot_mapping has dtype {slot_mapping.dtype}; it must be int32.")
 
 
-def _scatter(kv_cache: Array, k: Array, v: Array, slot_mapping: Array) -> Array:
+def _scatter(
+    kv_cache: Array, k: Array, v: Array, slot_mapping: Array, kv_scales: Array | None
+) -> Array:
     block_size = kv_cache.shape[3]
     blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
     # One scatter of stacked K and V, although XLA materialises the stack (1.6 MB a layer for a
     # prefill of 1024 tokens of SmolLM2): it expands each scatter into a loop of its own, and two
     # per layer cost half a second of compile time in every program of 30 layers.
-    rows = jnp.stack([k, v], axis=1).astype(kv_cache.dtype)  # [num_tokens, 2, kv_heads, head_dim]
+    rows = jnp.stack([k, v], axis=1)  # [num_tokens, 2, kv_heads, head_dim]
+    if kv_scales is not None:
+        rows = rows.astype(jnp.float32) / kv_scales[None, ..., None]
+    rows = _saturate(rows, kv_cache.dtype).astype(kv_cache.dtype)
     return kv_cache.at[blocks, :, :, offsets].set(rows, mode="drop")
 
 
-_WRITERS: Mapping[str, Callable[[Array, Array, Array, Array], Array]] = {"xla": _scatter}
+def _saturate(rows: Array, dtype: np.dtype[Any]) -> Array:
+    """Clip to the finite values of an 8-bit float; a cast would make NaN of what is beyond."""
+    if dtype.itemsize > 1:
+        return rows
+    largest = float(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
+    return jnp.clip(rows, -largest, largest)
+
+
+type _Writer = Callable[[Array, Array, Array, Array, Array | None], Array]
+
+_WRITERS: Mapping[str, _Writer] = {"xla": _scatter}

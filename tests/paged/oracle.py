@@ -31,6 +31,9 @@ class Shape:
     sliding_window: int | None = None
     soft_cap: float | None = None
     scale: float | None = None
+    cache_dtype: str | None = None  # None: dtype
+    has_kv_scales: bool = False
+    has_sinks: bool = False
 
     @property
     def max_context(self) -> int:
@@ -56,6 +59,13 @@ class Batch:
     block_tables: Numbers = dataclasses.field(repr=False)  # [num_seqs, max_blocks_per_seq]
     seq_lens: Numbers  # [num_seqs]
     query_start_loc: Numbers  # [num_seqs + 1]
+    kv_scales: Numbers | None = None  # [2, num_kv_heads]
+    sinks: Numbers | None = None  # [num_q_heads]
+
+    @property
+    def extras(self) -> dict[str, Numbers]:
+        extras = {"kv_scales": self.kv_scales, "sinks": self.sinks}
+        return {name: array for name, array in extras.items() if array is not None}
 
     @property
     def arrays(self) -> tuple[Numbers, ...]:
@@ -107,9 +117,18 @@ def make_batch(
     num_q_heads = shape.num_kv_heads * shape.queries_per_kv
     q = rng.standard_normal((shape.num_tokens, num_q_heads, shape.head_dim))
     q[query_start_loc[-1] :] = np.nan
-    dtype = jnp.dtype(shape.dtype)
+    scales = rng.uniform(0.5, 2.0, (2, shape.num_kv_heads)).astype(np.float32)
+    # Some far below the other logits, some far above, where they take all the weight.
+    sinks = rng.uniform(-8.0, 12.0, num_q_heads).astype(np.float32)
     return Batch(
-        shape, q.astype(dtype), kv_cache.astype(dtype), block_tables, seq_lens, query_start_loc
+        shape,
+        q.astype(jnp.dtype(shape.dtype)),
+        kv_cache.astype(jnp.dtype(shape.cache_dtype or shape.dtype)),
+        block_tables,
+        seq_lens,
+        query_start_loc,
+        kv_scales=scales if shape.has_kv_scales else None,
+        sinks=sinks if shape.has_sinks else None,
     )
 
 
@@ -126,6 +145,8 @@ def dense_attention(batch: Batch) -> Numbers:
         positions = np.arange(context)
         blocks = batch.block_tables[i, positions // shape.block_size]
         slots = batch.kv_cache[blocks, :, :, positions % shape.block_size].astype(np.float64)
+        if batch.kv_scales is not None:
+            slots *= batch.kv_scales[:, :, None]
         slots = np.repeat(slots, shape.queries_per_kv, axis=2)  # [context, 2, num_q_heads, H]
         query_positions = context - (stop - start) + np.arange(stop - start)
         for row, position in zip(range(start, stop), query_positions, strict=True):
@@ -135,6 +156,9 @@ def dense_attention(batch: Batch) -> Numbers:
             logits = np.einsum("NH,SNH->NS", q[row], keys) * scale
             if shape.soft_cap is not None:
                 logits = shape.soft_cap * np.tanh(logits / shape.soft_cap)
+            if batch.sinks is not None:
+                logits = np.concatenate([logits, batch.sinks.astype(np.float64)[:, None]], axis=1)
+                values = np.concatenate([values, np.zeros_like(values[:1])])
             weights = np.exp(logits - logits.max(axis=1, keepdims=True))
             weights /= weights.sum(axis=1, keepdims=True)
             output[row] = np.einsum("NS,SNH->NH", weights, values)
@@ -149,7 +173,10 @@ def tolerance(batch: Batch) -> float:
     of that size each. What is left is float32 arithmetic: logits of size |q||k| scale, which
     exp() turns from absolute into relative errors of the weights; 64 roundoffs cover it.
     """
-    largest = float(np.max(np.abs(batch.kv_cache[np.isfinite(batch.kv_cache)]), initial=0.0))
+    cache = batch.kv_cache.astype(np.float64)
+    largest = float(np.max(np.abs(cache[np.isfinite(cache)]), initial=0.0))
+    if batch.kv_scales is not None:
+        largest *= float(batch.kv_scales.max())
     unit = UNIT_ROUNDOFF[batch.shape.dtype]
     return largest * (2 * unit + 64 * UNIT_ROUNDOFF["float32"])
 

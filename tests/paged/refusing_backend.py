@@ -1,6 +1,6 @@
 """An attention backend that serves no call, to see what the op says then."""
 
 
-def unsupported(q, kv_cache, sliding_window, soft_cap) -> str | None:
-    del kv_cache, sliding_window, soft_cap
+def unsupported(q, kv_cache) -> str | None:
+    del kv_cache
     return f"head_dim={q.shape[2]} is not a head_dim it knows"

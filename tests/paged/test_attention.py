@@ -28,6 +28,13 @@ SHAPES = {
     "blocks_of_5": Shape(70, 3, 55, 5, 2, 3, 8, sliding_window=1),
     "blocks_of_64": Shape(150, 3, 5, 64, 1, 4, 8, soft_cap=5.0, scale=0.7),
     "window": Shape(130, 4, 20, 16, 1, 3, 8, sliding_window=64),
+    "fp8_scales": Shape(
+        90, 4, 20, 16, 2, 3, 8, cache_dtype="float8_e4m3fn", has_kv_scales=True, has_sinks=True
+    ),
+    "fp8_e5m2_bfloat16": Shape(
+        90, 4, 20, 16, 2, 3, 64, "bfloat16", cache_dtype="float8_e5m2", sliding_window=50
+    ),
+    "decode_sinks": Shape(8, 8, 20, 16, 2, 4, 64, "bfloat16", soft_cap=9.0, has_sinks=True),
     "fewer_tokens_than_seqs": Shape(5, 9, 10, 16, 1, 7, 8),
 }
 
@@ -38,7 +45,9 @@ def compiled(backend: str, shape: Shape):
 
 
 def attend(batch: Batch, backend: str = "xla") -> np.ndarray:
-    return np.asarray(compiled(backend, batch.shape)(*map(jnp.asarray, batch.arrays)))
+    return np.asarray(
+        compiled(backend, batch.shape)(*map(jnp.asarray, batch.arrays), **batch.extras)
+    )
 
 
 @st.composite
@@ -263,6 +272,10 @@ def test_wrong_array_is_named(arrays, error: type[Exception], message: str):
         ({"scale": 0.0}, ValueError, r"scale=0.0 must be positive"),
         ({"sliding_window": 0}, ValueError, "sliding_window=0 must be at least 1"),
         ({"soft_cap": -1.0}, ValueError, "soft_cap=-1.0 must be positive"),
+        ({"kv_scales": np.ones((2, 3), np.float32)}, ValueError, r"kv_scales has shape \(2, 3\)"),
+        ({"kv_scales": np.ones((2, 2), np.int32)}, TypeError, "kv_scales has dtype int32"),
+        ({"sinks": np.zeros(7, np.float32)}, ValueError, r"sinks has shape \(7,\); .* \[8\]"),
+        ({"sinks": np.zeros(8, np.int32)}, TypeError, "sinks has dtype int32"),
         ({"backend": "stone"}, ValueError, "backend='stone' is unknown"),
     ],
 )

@@ -42,6 +42,23 @@ def test_rows_are_rounded_to_the_dtype_of_the_cache():
     np.testing.assert_array_equal(after[2, 1, :, 1], v[1].astype(ml_dtypes.bfloat16))
 
 
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
+def test_rows_are_scaled_and_saturate_in_an_8_bit_cache(dtype: type):
+    k, v = random_rows(2, 3) * 4, random_rows(2, 4)
+    k[0, 0, 0], v[1, 2, 5] = 1e6, -1e6
+    scales = np.random.default_rng(5).uniform(0.5, 2, (2, NUM_KV_HEADS)).astype(np.float32)
+    slots = jnp.array([4, 9], jnp.int32)
+    empty = jnp.zeros(CACHE_SHAPE, dtype)
+    after = np.asarray(write_kv(empty, k, v, slots, kv_scales=jnp.asarray(scales)))
+    assert after.dtype == dtype
+    largest = float(ml_dtypes.finfo(dtype).max)
+    for rows, index in ((k, 0), (v, 1)):
+        scaled = np.clip(rows / scales[index][:, None], -largest, largest).astype(dtype)
+        np.testing.assert_array_equal(after[1, index, :, 0], scaled[0])
+        np.testing.assert_array_equal(after[2, index, :, 1], scaled[1])
+    assert float(after[1, 0, 0, 0, 0]) == largest
+
+
 def test_padding_touches_only_the_null_block():
     k, v = random_rows(4, 5), random_rows(4, 6)
     slots = jnp.array([7, 0, 0, 0], jnp.int32)
