@@ -20,7 +20,10 @@ from paged import backends
 type AttentionPlan = Any
 """A pytree made by one backend's `plan` for its `attend`; opaque to everybody else."""
 
-_MODULES: Mapping[str, str] = {"xla": "paged.attention_xla"}
+_MODULES: Mapping[str, str] = {
+    "xla": "paged.attention_xla",
+    "triton": "paged.triton.attention",
+}
 
 
 def ragged_paged_attention(

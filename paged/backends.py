@@ -4,11 +4,14 @@ The only file that asks what the hardware is. Ops look up their implementation b
 here, and import it only then, so a CPU install never imports a GPU toolchain.
 """
 
+import contextlib
+import contextvars
 import ctypes
 import dataclasses
+import importlib.util
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 
@@ -32,19 +35,57 @@ class Backend:
         return self.missing()
 
 
-# Options of glibc's mallopt(3).
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+# The device that programs are traced for, unless that is the one they will run on here.
+_TARGET: contextvars.ContextVar[jax.Device | None] = contextvars.ContextVar("target", default=None)
 
-BACKENDS: Mapping[str, Backend] = {"xla": Backend()}
-"""Backend name -> what it needs. "xla" needs nothing and supports everything."""
 
-PREFERENCE: Mapping[str, tuple[str, ...]] = {}
-"""Platform -> backends that "auto" tries before it ends at "xla", best first."""
+@contextlib.contextmanager
+def compiling_for(device: jax.Device) -> Iterator[None]:
+    """Have the ops that are traced inside choose as they do on `device`, which may be absent.
+
+    Traces are forgotten before and after, because JAX does not know that they differ by target.
+    """
+    token = _TARGET.set(device)
+    jax.clear_caches()
+    try:
+        yield
+    finally:
+        _TARGET.reset(token)
+        jax.clear_caches()
+
+
+def current_device() -> jax.Device:
+    """Return the device that programs are being traced for: by default the first one here."""
+    return _TARGET.get() or jax.local_devices()[0]
 
 
 def current_platform() -> str:
-    """Name of the platform that JAX computes on: "cpu", "gpu" or "tpu"."""
-    return jax.default_backend()
+    """Return the name of the platform that programs are being traced for: "cpu", "gpu" or "tpu"."""
+    return current_device().platform
+
+
+def _why_no_triton() -> str | None:
+    missing = [name for name in ("triton", "jax_triton") if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"{' and '.join(missing)} cannot be imported; pip install 'paged[cuda12]'"
+    capability = getattr(current_device(), "compute_capability", "none")
+    major = capability.partition(".")[0]
+    if not major.isdecimal() or int(major) < 8:
+        return f"it needs an NVIDIA GPU of compute capability 8.0 or more, not {capability}"
+    return None
+
+
+# Options of glibc's mallopt(3).
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+BACKENDS: Mapping[str, Backend] = {
+    "xla": Backend(),
+    "triton": Backend(platforms=("gpu",), missing=_why_no_triton),
+}
+"""Backend name -> what it needs. "xla" needs nothing and supports everything."""
+
+PREFERENCE: Mapping[str, tuple[str, ...]] = {"gpu": ("triton",)}
+"""Platform -> backends that "auto" tries before it ends at "xla", best first."""
 
 
 def resolve_backend(

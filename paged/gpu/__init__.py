@@ -1,0 +1,1 @@
+"""NVIDIA GPUs, present or not: what a target is, and programs compiled for one that is absent."""

@@ -1,0 +1,1 @@
+"""Attention and cache kernels in Triton, for NVIDIA GPUs."""

@@ -1,0 +1,1 @@
+"""The kernels: Triton's dialect of Python, which no type checker understands."""

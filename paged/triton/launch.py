@@ -1,0 +1,66 @@
+"""How kernels are called: one record per call, so that another runner can take jax-triton's place.
+
+Tests run the same calls in Triton's interpreter, which has no part in JAX.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax_triton
+from jax import Array
+
+from paged.gpu.traits import current_gpu
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch; arrays are passed in this order, `spec` last.
+
+    Attributes:
+      kernel: a function decorated with `triton.jit`.
+      grid: programs along each axis.
+      inputs: arrays that are read.
+      updated: arrays that are written in place, and returned.
+      outputs: shapes and dtypes of new arrays, whose content is what the kernel writes.
+      spec: what the kernel is compiled for.
+      num_warps, num_stages: threads of a program over 32; depth of the pipeline of its loads.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    inputs: tuple[Array, ...]
+    updated: tuple[Array, ...]
+    outputs: tuple[jax.ShapeDtypeStruct, ...]
+    spec: Any
+    num_warps: int
+    num_stages: int
+
+
+type Runner = Callable[[Launch], Sequence[Array]]
+"""Runs a launch and returns its updated arrays, then its outputs."""
+
+
+def run_on_gpu(launch: Launch) -> Sequence[Array]:
+    """Run a launch as part of the JAX program that is being traced."""
+    refs = tuple(jax.new_ref(array) for array in launch.updated)
+    outputs = jax_triton.triton_call(
+        *launch.inputs,
+        *refs,
+        kernel=launch.kernel,
+        out_type=launch.outputs,
+        grid=launch.grid,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        # Asked of the target, not of a device, so that a machine without one can compile.
+        compute_capability=current_gpu().compute_capability,
+        backend_options=_OPTIONS,
+        spec=launch.spec,
+    )
+    return (*(jax.freeze(ref) for ref in refs), *outputs)
+
+
+# PTX 8.6 is the newest that ptxas 12.9 reads, which JAX brings. Triton 3.10 will not fuse products
+# and sums any more unless asked.
+_OPTIONS = {"ptx_version": 86, "enable_fp_fusion": True}

@@ -1,0 +1,125 @@
+"""What kernels are compiled for: the static side of a call, as one constant each."""
+
+import dataclasses
+
+
+def next_power_of_2(n: int) -> int:
+    """Return the smallest power of two that is at least `n`."""
+    return 1 << (n - 1).bit_length()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Constants of the attention kernel.
+
+    Attributes:
+      num_q_heads, num_kv_heads, head_dim, block_size: shape of queries and cache.
+      table_width: blocks in a row of the block tables.
+      scale, sliding_window, soft_cap: as in `ragged_paged_attention`.
+      has_kv_scales, has_sinks: whether those arrays are given.
+      is_e4m3: whether the cache holds float8 e4m3, else it has the dtype of the queries.
+      decodes_bytes: whether e4m3 is decoded by bit operations, for GPUs that lack the type.
+      precision: how products of float32 are computed, Triton's name for it.
+      wide_rows, wide_keys: rows (of q heads) and keys of a tile of several query rows.
+      narrow_rows, narrow_keys: rows and keys of a tile of one query row.
+      num_wide_items: items before this index are wide tiles, the others narrow ones.
+    """
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    table_width: int
+    scale: float
+    sliding_window: int | None
+    soft_cap: float | None
+    has_kv_scales: bool
+    has_sinks: bool
+    is_e4m3: bool
+    decodes_bytes: bool
+    precision: str
+    wide_rows: int
+    wide_keys: int
+    narrow_rows: int
+    narrow_keys: int
+    num_wide_items: int
+
+    @property
+    def group(self) -> int:
+        """Query heads per kv head."""
+        return self.num_q_heads // self.num_kv_heads
+
+    @property
+    def padded_dim(self) -> int:
+        """Width of a tile: `head_dim`, or the next power of two."""
+        return next_power_of_2(self.head_dim)
+
+    @property
+    def values_offset(self) -> int:
+        """Elements between a key and its value."""
+        return self.num_kv_heads * self.block_size * self.head_dim
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CombineSpec:
+    """Constants of the combine kernel.
+
+    Attributes:
+      num_q_heads, num_kv_heads, head_dim: shape of the queries and heads of the cache.
+      rows: rows of a partial result.
+      chunk: partial results that are read at once.
+    """
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rows: int
+    chunk: int
+
+    @property
+    def group(self) -> int:
+        """Query heads per kv head."""
+        return self.num_q_heads // self.num_kv_heads
+
+    @property
+    def padded_dim(self) -> int:
+        """Width of a tile: `head_dim`, or the next power of two."""
+        return next_power_of_2(self.head_dim)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WriteSpec:
+    """Constants of the kernel that writes keys and values.
+
+    Attributes:
+      num_blocks, num_kv_heads, block_size, head_dim: shape of the cache.
+      has_kv_scales: whether that array is given.
+      is_e4m3: whether the cache holds float8 e4m3.
+    """
+
+    num_blocks: int
+    num_kv_heads: int
+    block_size: int
+    head_dim: int
+    has_kv_scales: bool
+    is_e4m3: bool
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of the cache."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def padded_heads(self) -> int:
+        """`num_kv_heads`, or the next power of two."""
+        return next_power_of_2(self.num_kv_heads)
+
+    @property
+    def padded_dim(self) -> int:
+        """`head_dim`, or the next power of two."""
+        return next_power_of_2(self.head_dim)
+
+    @property
+    def values_offset(self) -> int:
+        """Elements between a key and its value."""
+        return self.num_kv_heads * self.block_size * self.head_dim
