@@ -8,12 +8,16 @@ import contextlib
 import contextvars
 import ctypes
 import dataclasses
+import functools
 import importlib.util
+import logging
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 
 import jax
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,34 +96,51 @@ def resolve_backend(
     requested: str,
     platform: str,
     *,
+    unsupported: Callable[[str], str | None] = lambda name: None,
     backends: Mapping[str, Backend] = BACKENDS,
     preference: Mapping[str, tuple[str, ...]] = PREFERENCE,
 ) -> str:
     """Return the name of the backend to use; never "auto".
 
-    "auto" takes the first available name of the platform's preference and ends at "xla". Any other
-    name is a promise: it is used or an error says why not.
+    "auto" takes the first of the platform's preference that is available and supports the call,
+    and ends at "xla". Any other name is a promise: it is used or an error says why not.
 
     Args:
       requested: "auto" or a key of `backends`.
       platform: a JAX platform name, see `current_platform`.
+      unsupported: returns why a backend, by name, cannot serve the call at hand, or None.
       backends: the known backends.
       preference: order that "auto" follows, by platform.
 
     Raises:
       ValueError: if the name is unknown.
-      NotImplementedError: if the named backend cannot run here; the message gives the reason.
+      NotImplementedError: if the named backend cannot run here, or cannot serve the call; the
+        message gives the reason.
     """
     if requested == "auto":
-        candidates = preference.get(platform, ())
-        return next((n for n in candidates if backends[n].unavailable(platform) is None), "xla")
+        for name in preference.get(platform, ()):
+            reason = backends[name].unavailable(platform) or unsupported(name)
+            if reason is None:
+                return name
+            _log_fallback(name, reason)
+        return "xla"
     if requested not in backends:
         known = ", ".join(["auto", *backends])
         raise ValueError(f"backend={requested!r} is unknown; choose one of {known}.")
     reason = backends[requested].unavailable(platform)
     if reason is not None:
         raise NotImplementedError(f"backend={requested!r} is unavailable: {reason}; use 'auto'.")
+    reason = unsupported(requested)
+    if reason is not None:
+        raise NotImplementedError(
+            f"backend={requested!r} does not support this call: {reason}; use 'auto'."
+        )
     return requested
+
+
+@functools.cache  # every layer of every program asks
+def _log_fallback(name: str, reason: str) -> None:
+    logger.info("backend %r is not used: %s.", name, reason)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """`write_kv`: puts new keys and values into the paged cache, in place under donation."""
 
+import importlib
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
@@ -48,7 +50,11 @@ def write_kv(
     """
     _check_shapes(kv_cache, k, v, slot_mapping)
     check_kv_scales(kv_scales, kv_cache)
-    name = backends.resolve_backend(backend, backends.current_platform())
+    name = backends.resolve_backend(
+        backend,
+        backends.current_platform(),
+        unsupported=lambda name: _triton().unsupported(kv_cache) if name == "triton" else None,
+    )
     return _WRITERS[name](kv_cache, k, v, slot_mapping, kv_scales)
 
 
@@ -103,6 +109,18 @@ def _scatter(
     return kv_cache.at[blocks, :, :, offsets].set(rows, mode="drop")
 
 
+def _triton() -> ModuleType:
+    """Return the Triton backend, which is imported only where it is considered."""
+    return importlib.import_module("paged.triton.kv_write")
+
+
+def _write_by_triton(
+    kv_cache: Array, k: Array, v: Array, slot_mapping: Array, kv_scales: Array | None
+) -> Array:
+    written: Array = _triton().write_kv(kv_cache, k, v, slot_mapping, kv_scales)
+    return written
+
+
 def _saturate(rows: Array, dtype: np.dtype[Any]) -> Array:
     """Clip to the finite values of an 8-bit float; a cast would make NaN of what is beyond."""
     if dtype.itemsize > 1:
@@ -113,4 +131,4 @@ def _saturate(rows: Array, dtype: np.dtype[Any]) -> Array:
 
 type _Writer = Callable[[Array, Array, Array, Array, Array | None], Array]
 
-_WRITERS: Mapping[str, _Writer] = {"xla": _scatter}
+_WRITERS: Mapping[str, _Writer] = {"triton": _write_by_triton, "xla": _scatter}

@@ -20,6 +20,19 @@ from paged.native.library import load_library
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose what Triton kernels are for in this process: to be compiled, or interpreted.
+
+    Triton asks its environment when it is imported, and the answer holds for the whole process.
+    """
+    if config.option.markexpr == "aot":
+        # JAX's CUDA plugin is installed without the libraries that only a GPU needs.
+        os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+    else:
+        os.environ["TRITON_INTERPRET"] = "1"
+
+
 DATA = pathlib.Path(__file__).parent / "data"
 
 

@@ -4,8 +4,8 @@ The interpreter executes a kernel program by program in NumPy. It has to be chos
 environment, TRITON_INTERPRET=1, before Triton is imported. It expects torch tensors but touches
 only a handful of their methods, which `_HostArray` offers for a NumPy array.
 
-It computes in float32, float16 and integers. bfloat16 and float8 are refused: it would read their
-bits as integers.
+It computes in float32, float16 and integers. bfloat16 is refused: it would read the bits as
+integers. float8 is handed over as just that, for kernels that decode its bytes.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,9 @@ class _HostArray:
     """The part of a torch tensor that the interpreter calls, over NumPy."""
 
     def __init__(self, array: _Numbers) -> None:
-        if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
+        if array.dtype.name.startswith("float8"):
+            array = array.view(np.uint8)
+        if array.dtype.kind not in "fiub":
             raise TypeError(f"the interpreter cannot read {array.dtype}; use float32 or float16")
         self.array = array
         self.dtype = array.dtype

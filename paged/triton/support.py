@@ -1,10 +1,11 @@
-"""What the Triton kernels take."""
+"""What the Triton kernels of attention take."""
 
+import jax.numpy as jnp
 from jax import Array
 
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 BLOCK_SIZES = (16, 32, 64, 128)
-_MAX_GROUP = 128
+_MAX_GROUP = 64
 
 
 def unsupported(q: Array, kv_cache: Array) -> str | None:
@@ -17,6 +18,8 @@ def unsupported(q: Array, kv_cache: Array) -> str | None:
         return f"block_size={block_size} is none of {_listed(BLOCK_SIZES)}"
     if num_q_heads // num_kv_heads > _MAX_GROUP:
         return f"more than {_MAX_GROUP} q heads share a kv head"
+    if kv_cache.dtype not in (q.dtype, jnp.float8_e4m3fn):
+        return f"the cache is {kv_cache.dtype}, neither {q.dtype} like q nor float8_e4m3fn"
     return None
 
 

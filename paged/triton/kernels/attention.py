@@ -30,7 +30,13 @@ def attention_kernel(
 ):
     """Write the attention of each item: to the output, or as a part if its tile has several."""
     item = tl.program_id(0)
-    if item < spec.num_wide_items:
+    if spec.num_wide_items == 0:
+        # No branch: what is not compiled takes no registers and no shared memory.
+        _attend_item(
+            item, q_ptr, cache_ptr, tables_ptr, items_ptr, scales_ptr, sinks_ptr, output_ptr,
+            partial_ptr, stats_ptr, spec, spec.narrow_rows, spec.narrow_keys, is_wide=False,
+        )  # fmt: skip
+    elif item < spec.num_wide_items:
         _attend_item(
             item, q_ptr, cache_ptr, tables_ptr, items_ptr, scales_ptr, sinks_ptr, output_ptr,
             partial_ptr, stats_ptr, spec, spec.wide_rows, spec.wide_keys, is_wide=True,
@@ -63,22 +69,15 @@ def _attend_item(
     field_ptr = items_ptr + item * 8
     num_rows = tl.load(field_ptr + 1)
     if num_rows > 0:
-        first_row = tl.load(field_ptr)
         first_position = tl.load(field_ptr + 2)
         table_ptr = tables_ptr + tl.load(field_ptr + 3).to(tl.int64) * spec.table_width
         first_key = tl.load(field_ptr + 4)
         end_key = tl.load(field_ptr + 5)
         part = tl.load(field_ptr + 6)
-
         lane = tl.arange(0, rows)
-        dim = tl.arange(0, spec.padded_dim)
-        is_row = lane < num_rows * spec.group
         position = first_position + lane // spec.group
-        head = kv_head * spec.group + lane % spec.group
-        q_row = (first_row + lane // spec.group).to(tl.int64) * spec.num_q_heads + head
-        q_offset = q_row[:, None] * spec.head_dim + dim[None, :]
-        q_mask = is_row[:, None] & (dim < spec.head_dim)[None, :]
-        q = tl.load(q_ptr + q_offset, mask=q_mask, other=0.0)
+        offset, mask = _query_rows(field_ptr, kv_head, spec, rows)
+        q = tl.load(q_ptr + offset, mask=mask, other=0.0)
 
         score_scale = tl.full([], spec.scale, tl.float32)
         value_scale = tl.full([], 1.0, tl.float32)
@@ -97,7 +96,7 @@ def _attend_item(
         weighted = tl.zeros([rows, spec.padded_dim], tl.float32)
         if spec.has_sinks:
             if part <= 0:
-                sink = tl.load(sinks_ptr + head, mask=is_row, other=0.0)
+                sink = tl.load(sinks_ptr + kv_head * spec.group + lane % spec.group)
                 maximum = sink.to(tl.float32) * LOG2_E
                 total = tl.full([rows], 1.0, tl.float32)
 
@@ -125,16 +124,33 @@ def _attend_item(
             open_end, end_key, end_key, score_scale, spec, keys, is_masked=True,
         )  # fmt: skip
 
+        # Worked out anew, from fields loaded anew: kept, they would fill registers in the loops.
+        offset, mask = _query_rows(field_ptr, kv_head, spec, rows)
         if part < 0:
             weighted *= (value_scale / tl.where(total == 0.0, 1.0, total))[:, None]
-            tl.store(output_ptr + q_offset, weighted.to(output_ptr.dtype.element_ty), mask=q_mask)
+            tl.store(output_ptr + offset, weighted.to(output_ptr.dtype.element_ty), mask=mask)
         elif not is_wide:
+            # A part has one query row.
             slot = (item - spec.num_wide_items).to(tl.int64) * spec.num_kv_heads + kv_head
             row = slot * rows + lane
+            dim = tl.arange(0, spec.padded_dim)
             offset = row[:, None] * spec.head_dim + dim[None, :]
-            tl.store(partial_ptr + offset, weighted * value_scale, mask=q_mask)
-            tl.store(stats_ptr + row * 2, maximum, mask=is_row)
-            tl.store(stats_ptr + row * 2 + 1, total, mask=is_row)
+            tl.store(partial_ptr + offset, weighted * value_scale, mask=mask)
+            tl.store(stats_ptr + row * 2, maximum, mask=lane < spec.group)
+            tl.store(stats_ptr + row * 2 + 1, total, mask=lane < spec.group)
+
+
+@triton.jit
+def _query_rows(field_ptr, kv_head, spec: tl.constexpr, rows: tl.constexpr):
+    """Return offsets and mask of an item's rows in queries and output, `[rows, padded_dim]`."""
+    first_row = tl.load(field_ptr)
+    num_rows = tl.load(field_ptr + 1)
+    lane = tl.arange(0, rows)
+    dim = tl.arange(0, spec.padded_dim)
+    row = (first_row + lane // spec.group) * spec.num_q_heads
+    row += kv_head * spec.group + lane % spec.group
+    offset = row.to(tl.int64)[:, None] * spec.head_dim + dim[None, :]
+    return offset, (lane < num_rows * spec.group)[:, None] & (dim < spec.head_dim)[None, :]
 
 
 @triton.jit
@@ -168,9 +184,9 @@ def _fold_keys(
     for tile in tl.range(start, end, keys):
         key = tile + lane
         is_key = key < end_key
-        row = block.to(tl.int64) * (2 * spec.num_kv_heads) + kv_head
-        row = row * spec.block_size + key % spec.block_size
-        offset = row[:, None] * spec.head_dim + dim[None, :]
+        row = (block * (2 * spec.num_kv_heads) + kv_head) * spec.block_size + key % spec.block_size
+        # A cache has fewer rows than 2^31, but not fewer elements.
+        offset = row.to(tl.int64)[:, None] * spec.head_dim + dim[None, :]
         mask = is_key[:, None] & (dim < spec.head_dim)[None, :]
         k = _load_rows(cache_ptr, offset, mask, q.dtype, spec, is_masked)
         v = _load_rows(cache_ptr, offset + spec.values_offset, mask, q.dtype, spec, is_masked)
