@@ -88,18 +88,16 @@ def attend_with(
     sinks: Array | None,
 ) -> Array:
     """Return the same by kernels that `run` runs, as they are compiled for `gpu`."""
-    num_tokens, num_q_heads, head_dim = q.shape
+    num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
     group = num_q_heads // num_kv_heads
     is_e4m3 = kv_cache.dtype == jnp.float8_e4m3fn
-    wide_rows = next_power_of_2(plan.rows_per_wide_tile * group)
+    tile_rows = next_power_of_2(plan.rows_per_wide_tile * group)
     tiles = choose_tiles(
         head_dim=head_dim,
-        cache_bytes=kv_cache.dtype.itemsize,
         is_float32=q.dtype == jnp.float32,
-        has_wide=plan.num_wide_items > 0,
-        wide_rows=wide_rows,
-        cc=gpu.compute_capability,
+        tile_rows=tile_rows if plan.num_wide_items else None,
+        compute_capability=gpu.compute_capability,
     )
     spec = AttentionSpec(
         num_q_heads=num_q_heads,
@@ -115,7 +113,7 @@ def attend_with(
         is_e4m3=is_e4m3,
         decodes_bytes=is_e4m3 and not gpu.has_float8,
         precision="tf32x3" if q.dtype == jnp.float32 else "tf32",
-        wide_rows=wide_rows,
+        wide_rows=tile_rows // tiles.wide_slices,
         wide_keys=tiles.wide_keys,
         narrow_rows=max(16, next_power_of_2(group)),
         narrow_keys=tiles.narrow_keys,
@@ -128,7 +126,7 @@ def attend_with(
     output, partial, stats = run(
         Launch(
             kernel=attention_kernel,
-            grid=(num_items, num_kv_heads),
+            grid=(num_items, num_kv_heads, tiles.wide_slices),
             inputs=(
                 q,
                 kv_cache,

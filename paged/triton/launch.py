@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jax_triton
-from jax import Array
+from jax import Array, lax
 
-from paged.gpu.traits import current_gpu
+from paged.gpu.traits import Gpu, current_gpu
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,9 +45,10 @@ type Runner = Callable[[Launch], Sequence[Array]]
 
 def run_on_gpu(launch: Launch) -> Sequence[Array]:
     """Run a launch as part of the JAX program that is being traced."""
-    refs = tuple(jax.new_ref(array) for array in launch.updated)
+    gpu = current_gpu()
+    refs = tuple(jax.new_ref(_passable(array, gpu)) for array in launch.updated)
     outputs = jax_triton.triton_call(
-        *launch.inputs,
+        *(_passable(array, gpu) for array in launch.inputs),
         *refs,
         kernel=launch.kernel,
         out_type=launch.outputs,
@@ -54,11 +56,22 @@ def run_on_gpu(launch: Launch) -> Sequence[Array]:
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
         # Asked of the target, not of a device, so that a machine without one can compile.
-        compute_capability=current_gpu().compute_capability,
+        compute_capability=gpu.compute_capability,
         backend_options=_OPTIONS,
         spec=launch.spec,
     )
-    return (*(jax.freeze(ref) for ref in refs), *outputs)
+    updated = (
+        lax.bitcast_convert_type(jax.freeze(ref), array.dtype)
+        for ref, array in zip(refs, launch.updated, strict=True)
+    )
+    return (*updated, *outputs)
+
+
+def _passable(array: Array, gpu: Gpu) -> Array:
+    """Return the array as a type that the GPU's compiler knows; it stays where it is."""
+    if array.dtype == jnp.float8_e4m3fn and not gpu.has_float8:
+        return lax.bitcast_convert_type(array, jnp.uint8)
+    return array
 
 
 # PTX 8.6 is the newest that ptxas 12.9 reads, which JAX brings. Triton 3.10 will not fuse products

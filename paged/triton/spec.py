@@ -20,7 +20,8 @@ class AttentionSpec:
       is_e4m3: whether the cache holds float8 e4m3, else it has the dtype of the queries.
       decodes_bytes: whether e4m3 is decoded by bit operations, for GPUs that lack the type.
       precision: how products of float32 are computed, Triton's name for it.
-      wide_rows, wide_keys: rows (of q heads) and keys of a tile of several query rows.
+      wide_rows, wide_keys: rows (of q heads) and keys of a tile of several query rows, or of the
+        slice of one that a program takes.
       narrow_rows, narrow_keys: rows and keys of a tile of one query row.
       num_wide_items: items before this index are wide tiles, the others narrow ones.
     """

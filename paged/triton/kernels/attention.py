@@ -68,15 +68,17 @@ def _attend_item(
     kv_head = tl.program_id(1)
     field_ptr = items_ptr + item * 8
     num_rows = tl.load(field_ptr + 1)
-    if num_rows > 0:
+    # A wide tile may be sliced among programs; a narrow one is the first one's alone.
+    first_lane = tl.program_id(2) * rows
+    if num_rows * spec.group > first_lane:
         first_position = tl.load(field_ptr + 2)
         table_ptr = tables_ptr + tl.load(field_ptr + 3).to(tl.int64) * spec.table_width
         first_key = tl.load(field_ptr + 4)
         end_key = tl.load(field_ptr + 5)
         part = tl.load(field_ptr + 6)
-        lane = tl.arange(0, rows)
+        lane = first_lane + tl.arange(0, rows)
         position = first_position + lane // spec.group
-        offset, mask = _query_rows(field_ptr, kv_head, spec, rows)
+        offset, mask = _query_rows(field_ptr, kv_head, lane, spec)
         q = tl.load(q_ptr + offset, mask=mask, other=0.0)
 
         score_scale = tl.full([], spec.scale, tl.float32)
@@ -94,7 +96,7 @@ def _attend_item(
         maximum = tl.full([rows], MASKED, tl.float32)
         total = tl.zeros([rows], tl.float32)
         weighted = tl.zeros([rows, spec.padded_dim], tl.float32)
-        if spec.has_sinks:
+        if spec.has_sinks:  # noqa: SIM102: known when the kernel is compiled, unlike the next
             if part <= 0:
                 sink = tl.load(sinks_ptr + kv_head * spec.group + lane % spec.group)
                 maximum = sink.to(tl.float32) * LOG2_E
@@ -124,8 +126,6 @@ def _attend_item(
             open_end, end_key, end_key, score_scale, spec, keys, is_masked=True,
         )  # fmt: skip
 
-        # Worked out anew, from fields loaded anew: kept, they would fill registers in the loops.
-        offset, mask = _query_rows(field_ptr, kv_head, spec, rows)
         if part < 0:
             weighted *= (value_scale / tl.where(total == 0.0, 1.0, total))[:, None]
             tl.store(output_ptr + offset, weighted.to(output_ptr.dtype.element_ty), mask=mask)
@@ -141,11 +141,10 @@ def _attend_item(
 
 
 @triton.jit
-def _query_rows(field_ptr, kv_head, spec: tl.constexpr, rows: tl.constexpr):
+def _query_rows(field_ptr, kv_head, lane, spec: tl.constexpr):
     """Return offsets and mask of an item's rows in queries and output, `[rows, padded_dim]`."""
     first_row = tl.load(field_ptr)
     num_rows = tl.load(field_ptr + 1)
-    lane = tl.arange(0, rows)
     dim = tl.arange(0, spec.padded_dim)
     row = (first_row + lane // spec.group) * spec.num_q_heads
     row += kv_head * spec.group + lane % spec.group

@@ -1,0 +1,138 @@
+"""What the compiled kernels take on each target: the table in docs/gpu_kernels.md.
+
+    python -m paged.gpu.kernel_table        # print it
+
+A test compares it with the page, so both change together.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+
+import jax
+import jax.numpy as jnp
+
+from paged.attention import ragged_paged_attention
+from paged.gpu.aot import Report, Target
+from paged.kv_write import write_kv
+
+# An h100 has the multiprocessors of an h200, and gets the same kernels.
+TABLE_TARGETS = ("a100", "h200", "b200")
+
+# Products of the tensor cores, by target; narrow tiles keep to HMMA everywhere.
+TENSOR_CORE = {"a100": "HMMA", "h100": "HGMMA", "h200": "HGMMA", "b200": "UTCHMMA"}
+
+_NUM_SEQS, _NUM_KV_HEADS, _BLOCK_SIZE = 64, 8, 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """A call of the op on 64 sequences, blocks of 16 and 8 kv heads, as shapes.
+
+    Attributes:
+      num_tokens: query rows; a batch of decodes if there are as many as sequences.
+      head_dim: head size.
+      dtype: of the queries.
+      cache_dtype: of the cache; None: that of the queries.
+      group: q heads per kv head.
+      sliding_window: as in `ragged_paged_attention`.
+      has_sinks: whether sinks are given.
+      table_width: blocks of a sequence, at most.
+    """
+
+    num_tokens: int
+    head_dim: int = 128
+    dtype: str = "bfloat16"
+    cache_dtype: str | None = None
+    group: int = 4
+    sliding_window: int | None = None
+    has_sinks: bool = False
+    table_width: int = 512
+
+
+CALLS: Mapping[str, Call] = {
+    "decode, head size 128": Call(64),
+    "decode, 128, e4m3 cache": Call(64, cache_dtype="float8_e4m3fn"),
+    "mixed, head size 128": Call(2048),
+    "mixed, 128, e4m3 cache": Call(2048, cache_dtype="float8_e4m3fn"),
+    "mixed, 64, group 8, window, sinks": Call(
+        2048, head_dim=64, group=8, sliding_window=128, has_sinks=True
+    ),
+    "mixed, head size 256": Call(2048, head_dim=256),
+}
+
+
+def compile_call(target: Target, call: Call) -> Report:
+    """Compile the write of the new keys and values, and the attention after it, for a target."""
+
+    def step(
+        cache: jax.Array,
+        q: jax.Array,
+        k: jax.Array,
+        tables: jax.Array,
+        lens: jax.Array,
+        starts: jax.Array,
+        slots: jax.Array,
+        sinks: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array]:
+        cache = write_kv(cache, k, k, slots, backend="triton")
+        attend = functools.partial(ragged_paged_attention, sliding_window=call.sliding_window)
+        return cache, attend(q, cache, tables, lens, starts, sinks=sinks, backend="triton")
+
+    num_q_heads = _NUM_KV_HEADS * call.group
+    cache_shape = (4096, 2, _NUM_KV_HEADS, _BLOCK_SIZE, call.head_dim)
+    int32s = functools.partial(target.struct, dtype=jnp.int32)
+    return target.compile(
+        jax.jit(step, donate_argnums=0),
+        target.struct(cache_shape, call.cache_dtype or call.dtype),
+        target.struct((call.num_tokens, num_q_heads, call.head_dim), call.dtype),
+        target.struct((call.num_tokens, _NUM_KV_HEADS, call.head_dim), call.dtype),
+        int32s((_NUM_SEQS, call.table_width)),
+        int32s((_NUM_SEQS,)),
+        int32s((_NUM_SEQS + 1,)),
+        int32s((call.num_tokens,)),
+        target.struct((num_q_heads,), jnp.float32) if call.has_sinks else None,
+    )
+
+
+def rows(name: str, target: Target, report: Report) -> Iterator[str]:
+    """Yield the lines of the table for one call."""
+    for kernel in report.kernels:
+        if kernel.name != "attention_kernel" and name != "decode, head size 128":
+            continue  # the small kernels hardly differ between calls
+        what = kernel.name.removesuffix("_kernel").replace("_", " ")
+        what = f"{what}: {name}" if what == "attention" else what
+        products = [
+            f"{count} {instruction}"
+            for instruction in ("HMMA", "HGMMA", "UTCHMMA")
+            if (count := kernel.count(instruction))
+        ]
+        fields = (
+            what,
+            target.name,
+            kernel.registers,
+            kernel.spill_bytes,
+            f"{kernel.shared_bytes:,}",
+            kernel.num_threads // 32,
+            kernel.programs_per_multiprocessor(target.shared_bytes_per_multiprocessor),
+            ", ".join(products) or "none",
+        )
+        yield f"| {' | '.join(map(str, fields))} |"
+
+
+HEADER = """\
+| kernel | target | registers | spill bytes | shared bytes | warps | per multiprocessor | products |
+| --- | --- | --- | --- | --- | --- | --- | --- |"""
+
+
+def main() -> None:
+    """Print the table."""
+    print(HEADER)
+    for name, call in CALLS.items():
+        for target_name in TABLE_TARGETS:
+            target = Target(target_name)
+            print("\n".join(rows(name, target, compile_call(target, call))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
