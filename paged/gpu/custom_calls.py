@@ -27,7 +27,8 @@ def triton_kernels(stablehlo: str) -> list[Kernel]:
         for fields in _kernel_messages(message):
             ptx = next(value for value in fields.values() if _is_ptx(value))
             name, shared_bytes = fields[_NAME], fields.get(_SHARED_BYTES, 0)
-            assert isinstance(ptx, bytes) and isinstance(name, bytes)
+            assert isinstance(ptx, bytes)
+            assert isinstance(name, bytes)
             assert isinstance(shared_bytes, int)
             code = ptx.decode("latin-1")
             if code not in found:
