@@ -58,7 +58,7 @@ def test_every_feature_equals_dense_attention(name: str):
     assert_matches(interpreted.attend(batch), batch)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("shape", [DECODE, MIXED, WINDOW], ids=["decode", "mixed", "window"])
 def test_random_ragged_batches_equal_dense_attention(shape: Shape, seed: int):
     rng = np.random.default_rng(seed)
