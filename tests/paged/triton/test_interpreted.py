@@ -37,6 +37,7 @@ FEATURES = {
     "mixed_scales_sinks": Shape(96, 5, 20, 16, 2, 3, 64, has_kv_scales=True, has_sinks=True),
     "window_cap": dataclasses.replace(WINDOW, soft_cap=9.0, scale=0.7),
     "narrow_window": Shape(96, 5, 20, 16, 1, 4, 64, sliding_window=5, has_sinks=True),
+    "tiles_of_128_rows": Shape(310, 5, 20, 16, 1, 4, 64, "float16"),
     "head_dim_128": Shape(96, 5, 20, 16, 1, 4, 128),
     "head_dim_192": Shape(64, 5, 6, 16, 1, 1, 192),
     "head_dim_256": Shape(6, 6, 10, 16, 1, 2, 256),
