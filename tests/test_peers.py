@@ -18,6 +18,7 @@ from benchmarks.peers.lineup import LineUp
 from benchmarks.peers.protocol import Job, Outcome, decode_step_seconds
 from benchmarks.peers.record import markdown_table, result_of, verdict
 from benchmarks.peers.run import Comparison
+from benchmarks.peers.servers import HttpServer, ServerStart
 from benchmarks.peers.workloads import (
     WORKLOADS,
     Shape,
@@ -261,6 +262,62 @@ def test_engine_that_ends_or_hangs_is_an_error(start):
         start(timeout=5).run(Job([[1]], 99))
     with pytest.raises(CompetitorError, match="OSError: no such model"):
         start("broken")
+
+
+@pytest.fixture
+def start_server(tmp_path):
+    processes = []
+
+    def start(port: int) -> Process:
+        arguments = ["-m", "tests.server.serve_fake", "1", "a " * 50, str(port)]
+        process = Process(
+            [sys.executable, *arguments],
+            cores=sorted(os.sched_getaffinity(0)),
+            environment={},
+            folder=ROOT,
+            log=tmp_path / "server.log",
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+
+
+def test_server_is_driven_and_counts_its_tokens(start_server):
+    server = HttpServer(start_server, timeout=60)
+    try:
+        outcome = server.run(Job([[1, 2, 3], [4, 5, 6]], 8))
+        assert outcome.output_lens == [8, 8]
+        assert outcome.seconds > 0.08  # the fake pauses 10 ms before each token
+        with pytest.raises(CompetitorError, match="1 requests failed: status 400"):
+            server.run(Job([[1] * 100_001], 8))
+    finally:
+        server.close()
+    assert server._process.child.returncode == 0  # it was asked to stop, and did
+
+
+def test_start_of_a_server_is_timed_and_the_server_stopped(start_server):
+    starts = ServerStart(start_server, timeout=60)
+    before = time.perf_counter()
+    outcome = starts.run(Job([[1]], 1))
+    assert 0.1 < outcome.seconds < time.perf_counter() - before
+    assert starts._process.child.returncode is not None
+
+
+def test_server_that_does_not_come_up_is_an_error(tmp_path):
+    def start(port: int) -> Process:
+        return Process(
+            [sys.executable, "-c", "print('no model'); raise SystemExit(3)"],
+            cores=sorted(os.sched_getaffinity(0)),
+            environment={},
+            folder=ROOT,
+            log=tmp_path / "server.log",
+        )
+
+    with pytest.raises(CompetitorError, match=r"did not come up: it ended with 3.*\nno model"):
+        HttpServer(start, timeout=60)
 
 
 class FakeLineUp(LineUp):

@@ -115,13 +115,15 @@ def _wait_for_token(process: Process, url: str, timeout: float) -> str:
         try:
             with urllib.request.urlopen(f"{url}/v1/models", timeout=timeout) as response:
                 model: str = json.load(response)["data"][0]["id"]
-            data = json.dumps(_body(model, list(range(300, 316)), 1)).encode()
+            data = json.dumps(_body(model, list(range(100, 116)), 1)).encode()
             request = urllib.request.Request(
                 f"{url}/v1/completions", data, {"Content-Type": "application/json"}
             )
             with urllib.request.urlopen(request, timeout=timeout) as response:
                 response.read()
             return model
+        except urllib.error.HTTPError as error:
+            raise process.error(f"the server answered with {error.code}") from None
         except (urllib.error.URLError, ConnectionError):
             time.sleep(_POLL_SECONDS)
     status = process.child.poll()
