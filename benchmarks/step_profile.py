@@ -18,8 +18,9 @@ import re
 import statistics
 import tempfile
 import time
+import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,29 +157,34 @@ def _add(
 def read_trace(folder: Path) -> tuple[list[tuple[float, float]], list[Interval]]:
     """Return the steps of a trace, as (start, end) in nanoseconds, and its operations."""
     (file,) = folder.glob("plugins/profile/*/*.xplane.pb")
-    begun: dict[int, Interval] = {}
-    ended: dict[int, float] = {}
-    alone: list[Interval] = []
+    begun: dict[Any, Interval] = {}
+    ended: dict[Any, float] = {}
     steps = []
-    for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
-        for line in plane.lines:
-            for event in line.events:
-                end = event.start_ns + event.duration_ns
-                if event.name == _STEP:
-                    steps.append((event.start_ns, end))
-                    continue
-                stats = dict(event.stats)
-                if "hlo_op" in stats:
-                    found = Interval(stats["hlo_module"], stats["hlo_op"], event.start_ns, end)
-                    if "_p" in stats:
-                        begun[stats["_p"]] = found
-                    else:
-                        alone.append(found)
-                elif event.name.startswith("end: ") and "_c" in stats:
-                    # Work that was handed to other threads ends here, not with the hand-over.
-                    ended[stats["_c"]] = end
-    joined = [i._replace(end=max(i.end, ended.get(key, 0.0))) for key, i in begun.items()]
-    return sorted(steps), alone + joined
+    for name, start, end, stats in _events(file):
+        if name == _STEP:
+            steps.append((start, end))
+        elif "hlo_op" in stats:
+            begun[stats["_p"]] = Interval(stats["hlo_module"], stats["hlo_op"], start, end)
+        elif name.startswith("end: "):
+            # Work that was handed to other threads ends here, not with the hand-over.
+            ended[stats["_c"]] = end
+    return sorted(steps), [
+        i._replace(end=max(i.end, ended.get(key, i.end))) for key, i in begun.items()
+    ]
+
+
+def _events(file: Path) -> Iterator[tuple[str, float, float, dict[str, Any]]]:
+    """Yield the name, the start, the end and the statistics of what matters in a trace."""
+    with warnings.catch_warnings():
+        # The iterators below are of types without a module, which Python 3.12 deprecates; where
+        # warnings are errors, that ends the process.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+            for line in plane.lines:
+                for event in line.events:
+                    name, start = event.name, event.start_ns
+                    if not name.startswith("Thread"):  # most of all, and of no use
+                        yield name, start, start + event.duration_ns, dict(event.stats)
 
 
 def profile(engine: Engine, step: Callable[[], None], num_steps: int) -> dict[str, float]:
