@@ -32,10 +32,10 @@ from paged.scheduler.loading import load_engine
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.runner import ModelRunner
 
-OTHER, HOST = "inputs, embedding, other", "host"
+HEAD, OTHER, HOST = "head and choice", "inputs, embedding, other", "host"
 # Kind -> pattern of "FILE:FUNCTION" of any frame that an operation was traced from; the first wins.
 KINDS = {
-    "head and choice": r"sampling\.py:|:sample_step|:compute_logits",
+    HEAD: r"sampling\.py:|:sample_step|:compute_logits",
     OTHER: r":Embed\.__call__",
     "KV write": r"kv_write[a-z_]*\.py:|rope_write[a-z_]*\.py:",
     "attention": r"/[a-z_]*attention[a-z_]*\.py:",
@@ -49,13 +49,15 @@ COLOURS = {
     "KV write": "#D55E00",
     "RoPE": "#F0E442",
     "norms and elementwise": "#009E73",
-    "head and choice": "#56B4E9",
+    HEAD: "#56B4E9",
     OTHER: "#CC79A7",
     HOST: "#BBBBBB",
 }
 # Operations that only hold others.
-_CONTAINERS = re.compile(r"(while|call|conditional)(\.|$)")
+_CONTAINERS = re.compile(r"(while|call|cond|conditional)(\.|$)")
 _STEP = "paged step"
+# As XLA calls the two programs of a step.
+_FORWARD, _SAMPLE = "jit_forward_step", "jit_sample_step"
 _VOCABULARY = range(300, 30_000)
 
 
@@ -100,8 +102,17 @@ def kinds_of_ops(hlo: str) -> dict[str, str]:
         found = (k for k, pattern in KINDS.items() if any(re.search(pattern, f) for f in chain))
         return next(found, OTHER)
 
-    ops = re.findall(r"^\s*(?:ROOT )?%(\S+) = .*?stack_frame_id=(\d+)", hlo, re.MULTILINE)
-    return {op: kind(int(number)) for op, number in ops}
+    found, fused, inside, computation = {}, {}, dict[str, str](), ""
+    for line in hlo.splitlines():
+        if opening := re.match(r"(?:ENTRY )?%(\S+) \(.*\{$", line):
+            computation = opening[1]
+        elif op := re.match(r"\s+(?:ROOT )?%(\S+) = ", line):
+            if frame_id := re.search(r"stack_frame_id=(\d+)", line):
+                found[op[1]] = inside[computation] = kind(int(frame_id[1]))
+            elif called := re.search(r" fusion\(.* calls=%([^\s,]+)", line):
+                fused[op[1]] = called[1]
+    # Some fusions lost their own frame: the last operation inside that has one speaks for them.
+    return found | {op: inside.get(called, OTHER) for op, called in fused.items()}
 
 
 def _table(hlo: str, name: str) -> str:
@@ -211,7 +222,8 @@ def profile(engine: Engine, step: Callable[[], None], num_steps: int) -> dict[st
     kinds = _kinds_by_module(engine, intervals)
 
     def kind(interval: Interval) -> str:
-        return kinds.get(interval.module, {}).get(interval.op, OTHER)
+        default = HEAD if interval.module == _SAMPLE else OTHER
+        return kinds.get(interval.module, {}).get(interval.op, default)
 
     totals: dict[str, float] = defaultdict(float)
     for start, end in steps:
@@ -233,8 +245,8 @@ def _kinds_by_module(engine: Engine, intervals: Iterable[Interval]) -> dict[str,
         seen[interval.module].add(interval.op)
     found = {}
     programs: Mapping[str, Iterable[Any]] = {
-        "jit_forward_step": runner._forward.values(),
-        "jit_sample_step": runner._sample.values(),
+        _FORWARD: runner._forward.values(),
+        _SAMPLE: runner._sample.values(),
     }
     for module, compiled in programs.items():
         candidates = [kinds_of_ops(program.as_text()) for program in compiled]

@@ -56,7 +56,13 @@ StackFrames
   ROOT %fusion.7 = f32[2]{0} fusion(%p), kind=kLoop, metadata={op_name="exp" stack_frame_id=4}
 }
 
+%fused.8 (p: f32[2]) -> f32[2] {
+  %mul.5 = f32[2]{0} multiply(%p, %p), metadata={op_name="mul" stack_frame_id=4}
+  ROOT %convert.6 = bf16[2]{0} convert(%mul.5)
+}
+
 ENTRY %main (p: f32[2]) -> f32[2] {
+  %lost.9 = bf16[2]{0} fusion(%p), kind=kLoop, calls=%fused.8, backend_config={"x":["2"]}
   %ffi_call.1 = bf16[2]{0} custom-call(%p), metadata={op_name="ffi_call" stack_frame_id=3}
   %gather.2 = bf16[2]{0} gather(%p), metadata={op_name="gather" stack_frame_id=6}
   %add.3 = bf16[2]{0} add(%p, %p), metadata={op_name="add" stack_frame_id=1}
@@ -68,6 +74,8 @@ ENTRY %main (p: f32[2]) -> f32[2] {
 def test_kind_follows_from_the_functions_an_operation_was_traced_from():
     assert kinds_of_ops(HLO) == {
         "fusion.7": "attention",
+        "mul.5": "attention",
+        "lost.9": "attention",  # no frame itself, but an operation in it has one
         "ffi_call.1": "linear layers",
         "gather.2": OTHER,  # the embedding, although it calls the same file as linear layers
         "add.3": OTHER,  # `Attention.__call__` itself names no kind
