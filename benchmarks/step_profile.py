@@ -102,17 +102,28 @@ def kinds_of_ops(hlo: str) -> dict[str, str]:
         found = (k for k, pattern in KINDS.items() if any(re.search(pattern, f) for f in chain))
         return next(found, OTHER)
 
-    found, fused, inside, computation = {}, {}, dict[str, str](), ""
+    found, inside, computation = dict[str, str](), dict[str, str](), ""
     for line in hlo.splitlines():
         if opening := re.match(r"(?:ENTRY )?%(\S+) \(.*\{$", line):
             computation = opening[1]
         elif op := re.match(r"\s+(?:ROOT )?%(\S+) = ", line):
             if frame_id := re.search(r"stack_frame_id=(\d+)", line):
                 found[op[1]] = inside[computation] = kind(int(frame_id[1]))
-            elif called := re.search(r" fusion\(.* calls=%([^\s,]+)", line):
-                fused[op[1]] = called[1]
-    # Some fusions lost their own frame: the last operation inside that has one speaks for them.
-    return found | {op: inside.get(called, OTHER) for op, called in fused.items()}
+            elif fusion := re.search(r" fusion\((.*?)\), .*calls=%([^\s,]+)", line):
+                found[op[1]] = _kind_of_fusion(fusion[2], fusion[1], inside, found)
+    return found
+
+
+def _kind_of_fusion(
+    called: str, operands: str, inside: Mapping[str, str], found: Mapping[str, str]
+) -> str:
+    """Return the kind of a fusion that lost its frame, as some do that XLA rewrites.
+
+    The last operation in it that has a frame speaks for it, else the first operand that has a kind.
+    """
+    names = re.findall(r"%([^\s,)]+)", operands)
+    kinds = [inside.get(called, OTHER), *(found.get(name, OTHER) for name in names)]
+    return next((kind for kind in kinds if kind != OTHER), OTHER)
 
 
 def _table(hlo: str, name: str) -> str:
@@ -322,7 +333,7 @@ def draw_picture(path: Path, steps: Mapping[str, Mapping[str, float]]) -> None:
             label = kind if row == 0 else None
             axes.barh(row, share, left=left, color=colour, edgecolor="white", label=label)
             if share > 4:
-                text = f"{times[kind]:.3g}"
+                text = f"{times[kind]:.{0 if times[kind] >= 100 else 1}f}"
                 axes.text(left + share / 2, row, text, ha="center", va="center", fontsize=9)
             left += share
     axes.set_yticks(range(len(steps)), list(steps))
