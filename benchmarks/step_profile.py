@@ -107,23 +107,21 @@ def kinds_of_ops(hlo: str) -> dict[str, str]:
         if opening := re.match(r"(?:ENTRY )?%(\S+) \(.*\{$", line):
             computation = opening[1]
         elif op := re.match(r"\s+(?:ROOT )?%(\S+) = ", line):
-            if frame_id := re.search(r"stack_frame_id=(\d+)", line):
-                found[op[1]] = inside[computation] = kind(int(frame_id[1]))
-            elif fusion := re.search(r" fusion\((.*?)\), .*calls=%([^\s,]+)", line):
-                found[op[1]] = _kind_of_fusion(fusion[2], fusion[1], inside, found)
+            frame_id = re.search(r"stack_frame_id=(\d+)", line)
+            fusion = re.search(r" fusion\((.*?)\), .*calls=%([^\s,]+)", line)
+            candidates = [kind(int(frame_id[1]))] if frame_id else []
+            if fusion:
+                # Some lost their frame, or have that of the call of a whole layer: then the last
+                # operation inside that has a kind speaks for them, else the first such operand.
+                candidates.append(inside.get(fusion[2], OTHER))
+            if fusion and not frame_id:
+                operands = re.findall(r"%([^\s,)]+)", fusion[1])
+                candidates += [found.get(name, OTHER) for name in operands]
+            if candidates:
+                found[op[1]] = next((k for k in candidates if k != OTHER), OTHER)
+                if found[op[1]] != OTHER:
+                    inside[computation] = found[op[1]]
     return found
-
-
-def _kind_of_fusion(
-    called: str, operands: str, inside: Mapping[str, str], found: Mapping[str, str]
-) -> str:
-    """Return the kind of a fusion that lost its frame, as some do that XLA rewrites.
-
-    The last operation in it that has a frame speaks for it, else the first operand that has a kind.
-    """
-    names = re.findall(r"%([^\s,)]+)", operands)
-    kinds = [inside.get(called, OTHER), *(found.get(name, OTHER) for name in names)]
-    return next((kind for kind in kinds if kind != OTHER), OTHER)
 
 
 def _table(hlo: str, name: str) -> str:

@@ -67,6 +67,7 @@ ENTRY %main (p: f32[2]) -> f32[2] {
   %gather.2 = bf16[2]{0} gather(%p), metadata={op_name="gather" stack_frame_id=6}
   %add.3 = bf16[2]{0} add(%p, %p), metadata={op_name="add" stack_frame_id=1}
   %plain.4 = bf16[2]{0} copy(%p)
+  %layer.12 = bf16[2]{0} fusion(%p), kind=kLoop, calls=%fused.8, metadata={stack_frame_id=1}
   %bare.10 = bf16[2]{0} fusion(%plain.4, %ffi_call.1), kind=kCustom, calls=%nowhere.1
   %bare.11 = bf16[2]{0} fusion(%plain.4), kind=kCustom, calls=%nowhere.2
 }
@@ -79,6 +80,7 @@ def test_kind_follows_from_the_functions_an_operation_was_traced_from():
         "mul.5": "attention",
         "lost.9": "attention",  # no frame itself, but an operation in it has one
         "ffi_call.1": "linear layers",
+        "layer.12": "attention",  # its own frame names no kind
         "bare.10": "linear layers",  # not even that, but an operand with a kind
         "bare.11": OTHER,
         "gather.2": OTHER,  # the embedding, although it calls the same file as linear layers

@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -209,6 +210,8 @@ def main() -> None:
     if args.table:
         print(markdown_table(json.loads(args.table.read_text())["results"]))
         return
+    # As Ctrl-C does: an end in order, or servers and engines would stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     gguf = fetch_demo_model()
     lineup = LineUp(PeerFolder(args.dir.expanduser()), gguf, args.cores, args.timeout)
     comparison = Comparison(
