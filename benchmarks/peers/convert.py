@@ -9,12 +9,11 @@ from pathlib import Path
 
 def convert(gguf: Path, directory: Path) -> None:
     """Write weights, configuration and tokenizer; the directory appears when it is whole."""
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     scratch = directory.with_name(directory.name + ".part")
     files = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-    model = AutoModelForCausalLM.from_pretrained(**files, dtype=torch.float32).to(torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(**files, dtype="float32").bfloat16()
     # The weights are plain by now, but would be saved as what they were read from.
     model.is_quantized, model.hf_quantizer = False, None
     if hasattr(model.config, "quantization_config"):

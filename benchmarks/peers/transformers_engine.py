@@ -6,33 +6,32 @@ from benchmarks.peers.protocol import Engine, Job, Outcome, Settings, serve
 
 
 class TransformersEngine:
-    """`AutoModelForCausalLM` in bfloat16; a job is one batch of prompts of one length."""
+    """`AutoModelForCausalLM` in bfloat16; a job is one batch of prompts of one length.
+
+    How many threads it has is said by `OMP_NUM_THREADS`.
+    """
 
     def __init__(self, settings: Settings) -> None:
-        import torch
         from transformers import AutoModelForCausalLM
 
-        torch.set_num_threads(settings.threads)
-        model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=torch.bfloat16)
-        self._model = model.eval()
+        self._model = AutoModelForCausalLM.from_pretrained(settings.model, dtype="bfloat16").eval()
 
     def run(self, job: Job) -> Outcome:
-        import torch
+        from transformers import BatchEncoding
 
-        input_ids = torch.tensor(job.prompts)
+        mask = [[1] * len(prompt) for prompt in job.prompts]
+        lists = {"input_ids": job.prompts, "attention_mask": mask}
         start = time.perf_counter()
-        with torch.inference_mode():
-            output = self._model.generate(
-                input_ids,
-                attention_mask=torch.ones_like(input_ids),
-                do_sample=False,
-                # Not stopped at the end of a text: that token is never the best one.
-                min_new_tokens=job.output_len,
-                max_new_tokens=job.output_len,
-                pad_token_id=0,
-            )
+        output = self._model.generate(
+            **BatchEncoding(lists, tensor_type="pt"),
+            do_sample=False,
+            # Not stopped at the end of a text: that token is never the best one.
+            min_new_tokens=job.output_len,
+            max_new_tokens=job.output_len,
+            pad_token_id=0,
+        )
+        tokens = output[:, len(job.prompts[0]) :].tolist()
         seconds = time.perf_counter() - start
-        tokens = output[:, input_ids.shape[1] :].tolist()
         return Outcome(seconds, [len(ids) for ids in tokens], [ids[0] for ids in tokens])
 
 
