@@ -1,5 +1,6 @@
 """`build_batch`: messages in, one packed array of a static shape out; pure numpy."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,12 +9,13 @@ from paged.models.packing import BatchLayout, group_field, in_flight
 from paged.scheduler.output import ScheduledRequest, SchedulerOutput
 from paged.scheduler.request import Request
 from paged.scheduler.row_table import RowTable
+from paged.scheduler.step_rows import StepRows
 
 
 class _Sequences(NamedTuple):
     """The scheduled requests by sequence row; arrays are `[num_seqs]`."""
 
-    requests: tuple[Request, ...]
+    requests: Sequence[Request]
     batch_rows: np.ndarray
     last_positions: np.ndarray  # of the step's last token
     last_tokens: np.ndarray  # its token row
@@ -36,10 +38,11 @@ def build_batch(
     """
     packed = layout.empty()
     views = layout.views(packed)
-    requests, starts, counts, samples, inputs_in_flight = zip(*output.scheduled, strict=True)
+    rows = StepRows.of(output.scheduled)
+    requests = rows.requests
     num_seqs = len(requests)
-    num_tokens = np.array(counts, np.int32)
-    stops = np.array(starts, np.int32) + num_tokens
+    num_tokens = np.array(rows.counts, np.int32)
+    stops = np.array(rows.starts, np.int32) + num_tokens
     token_stops = num_tokens.cumsum()
     seqs = _Sequences(
         requests=requests,
@@ -61,11 +64,9 @@ def build_batch(
 
     if output.num_tokens > num_seqs:
         for i in np.flatnonzero(num_tokens > 1).tolist():
-            _fill_first_tokens(
-                views, output.scheduled[i], int(seqs.last_tokens[i]), table, block_size
-            )
-    _fill_last_tokens(views, seqs, inputs_in_flight, table, block_size)
-    _fill_sampling(views, seqs, np.flatnonzero(samples), table)
+            _fill_first_tokens(views, rows[i], int(seqs.last_tokens[i]), table, block_size)
+    _fill_last_tokens(views, seqs, rows.inputs_in_flight, table, block_size)
+    _fill_sampling(views, seqs, np.flatnonzero(rows.samples), table)
     return packed
 
 
@@ -92,7 +93,7 @@ def _fill_first_tokens(
 def _fill_last_tokens(
     views: dict[str, np.ndarray],
     seqs: _Sequences,
-    inputs_in_flight: tuple[bool, ...],
+    inputs_in_flight: Sequence[bool],
     table: RowTable,
     block_size: int,
 ) -> None:
@@ -106,7 +107,7 @@ def _fill_last_tokens(
 
 
 def _last_token_ids(
-    seqs: _Sequences, inputs_in_flight: tuple[bool, ...], table: RowTable
+    seqs: _Sequences, inputs_in_flight: Sequence[bool], table: RowTable
 ) -> np.ndarray:
     """Return the last token id of every sequence, or what stands for it."""
     if all(inputs_in_flight):

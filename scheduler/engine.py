@@ -20,8 +20,9 @@ from paged.scheduler.output import (
 )
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import CacheMode, Request
-from paged.scheduler.scheduler import RequestUpdate, Scheduler
+from paged.scheduler.scheduler import Scheduler
 from paged.scheduler.stats import StatsBuilder
+from paged.scheduler.step_rows import RequestUpdate
 
 # How long an engine with nothing else to do waits for a load before it looks for new requests.
 _TIER_WAIT_SECONDS = 0.005

@@ -1,6 +1,6 @@
 """The messages between scheduler, runner and front ends; frozen and free of arrays' libraries."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,7 +21,7 @@ class FinishReason(Enum):
 
 
 class ScheduledRequest(NamedTuple):
-    """One request's share of a step; a tuple, because 256 of them are made in every step.
+    """One request's share of a step.
 
     Attributes:
       request: the request; its block tables already cover the scheduled tokens.
@@ -48,7 +48,7 @@ class SchedulerOutput:
     were given up at once), `block_copies` give a request its own copy of a block that it shared.
 
     Attributes:
-      scheduled: in batch order.
+      scheduled: in batch order; the scheduler's are columns, `StepRows`.
       num_tokens: sum of the scheduled tokens.
       preempted: requests that lost their blocks in this step.
       restores: staged contents from lower tiers, opaque to the scheduler.
@@ -56,7 +56,7 @@ class SchedulerOutput:
       block_copies: (source, destination) block ids; all are read before any is written.
     """
 
-    scheduled: tuple[ScheduledRequest, ...]
+    scheduled: Sequence[ScheduledRequest]
     num_tokens: int
     preempted: tuple["Request", ...] = ()
     restores: tuple[object, ...] = ()

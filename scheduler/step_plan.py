@@ -1,9 +1,11 @@
 """`StepPlan`: what one `schedule` call has decided so far."""
 
+import itertools
 from collections.abc import Sequence
 
 from paged.scheduler.output import ScheduledRequest, SchedulerOutput
 from paged.scheduler.request import Request
+from paged.scheduler.step_rows import StepRows
 
 
 class StepPlan:
@@ -33,8 +35,8 @@ class StepPlan:
         self.preempted: list[Request] = []
         self.is_short_of_blocks = False
         self._request_cap = request_cap
-        self._single: list[ScheduledRequest] = []
-        self._longer: list[ScheduledRequest] = []
+        self._single = StepRows()
+        self._longer = StepRows()
 
     def clip(self, num_tokens: int) -> int:
         """Return how many of these tokens one request may compute in what is left of the step."""
@@ -53,21 +55,54 @@ class StepPlan:
             request.num_in_flight = in_flight + 1
         self.budget -= num_tokens
         rows = self._single if num_tokens == 1 else self._longer
-        rows.append(ScheduledRequest(request, start, num_tokens, samples, end > num_known))
+        rows.append(request, start, num_tokens, samples, end > num_known)
 
-    def add_decode(self, request: Request, start: int, in_flight: int) -> None:
-        """Schedule the one token that a request has left, known or in flight; fast."""
-        request.num_computed_tokens = start + 1
-        request.num_in_flight = in_flight + 1
-        self.budget -= 1
-        self._single.append(ScheduledRequest(request, start, 1, True, in_flight > 0))
+    def add_decodes(self, requests: Sequence[Request], first: int, block_size: int) -> int:
+        """Schedule requests that nothing happens to but one more token, up to one that is not so.
+
+        Nearly every decode is so: it has a single token left, known or in flight, that lies within
+        a block, so that there is nothing to allocate and nothing to publish.
+
+        Args:
+          requests: running; no window of theirs passes, and no block is shared.
+          first: index of the first one to look at.
+          block_size: tokens per block.
+
+        Returns: index of the first request that was not scheduled.
+        """
+        rows = self._single
+        add_start, add_in_flight = rows.starts.append, rows.inputs_in_flight.append
+        last_offset = block_size - 1
+        stop = first
+        for request in itertools.islice(requests, first, first + self.budget):
+            in_flight = request.num_in_flight
+            start = request.num_computed_tokens
+            num_tokens = request.num_prompt_tokens + len(request.output_token_ids) + in_flight
+            if (
+                num_tokens != start + 1
+                or num_tokens >= request.max_num_tokens
+                or not 0 < start % block_size < last_offset
+                or (in_flight and request.needs_known_tokens)
+            ):
+                break
+            request.num_computed_tokens = num_tokens
+            request.num_in_flight = in_flight + 1
+            add_start(start)
+            add_in_flight(in_flight > 0)
+            stop += 1
+        count = stop - first
+        rows.requests += requests[first:stop]
+        rows.counts += [1] * count
+        rows.samples += [True] * count
+        self.budget -= count
+        return stop
 
     def remove(self, request: Request) -> ScheduledRequest | None:
         """Take a request out of the step and give its tokens back; None if it was not in it."""
         for rows in (self._single, self._longer):
-            for index, row in enumerate(rows):
-                if row.request is request:
-                    del rows[index]
+            for index, other in enumerate(rows.requests):
+                if other is request:
+                    row = rows.pop(index)
                     self.budget += row.num_tokens
                     request.num_in_flight -= row.samples
                     return row
@@ -81,10 +116,12 @@ class StepPlan:
         restores: Sequence[object] = (),
     ) -> SchedulerOutput:
         """Return the step as a message: single tokens first, which kernels handle apart."""
-        longer = self._longer
+        rows = self._single
+        if self._longer:
+            rows.extend(self._longer)
         return SchedulerOutput(
-            scheduled=(*self._single, *longer),
-            num_tokens=len(self._single) + sum(row.num_tokens for row in longer),
+            scheduled=rows,
+            num_tokens=sum(rows.counts),
             preempted=tuple(self.preempted),
             block_copies=tuple(block_copies),
             saves=tuple(saves),
