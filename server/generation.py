@@ -40,8 +40,7 @@ class Usage:
 
     def add(self, prompt_index: int, output: RequestOutput) -> None:
         """Count one output of the engine."""
-        # Of the first sample to report: the later ones of n find what this one has computed.
-        self._num_cached_tokens.setdefault(prompt_index, output.num_cached_tokens)
+        self._num_cached_tokens[prompt_index] = output.num_cached_tokens
         self._num_completion_tokens += sum(len(sample.token_ids) for sample in output.outputs)
 
     def body(self) -> dict[str, Any]:
@@ -185,6 +184,7 @@ class Generation:
             cache_salt=self.handling.cache_salt,
             cache_mode=self.handling.cache_mode,
             priority=self.handling.priority,
+            stream=bool(self.request.stream),
         )
         lengths: Counter[int] = Counter()
         async with aclosing(iterator) as outputs:

@@ -22,9 +22,12 @@ def test_parts_of_the_host_loop_make_up_its_step(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     rows = json.loads(file.read_text())
-    assert list(rows) == ["1", "4", "63 + 512 prompt tokens"]
-    parts = ("schedule", "build", "execute", "update", "detokenise", "rest")
-    for name, num_seqs in zip(rows, (1, 4, 64), strict=True):
+    assert list(rows) == [
+        *(f"{n}, {consumers}" for n in (1, 4) for consumers in ("whole", "streaming")),
+        "63 + 512 prompt tokens, streaming",
+    ]
+    parts = ("schedule", "build", "execute", "update", "outputs", "rest")
+    for name, num_seqs in zip(rows, (1, 1, 4, 4, 64), strict=True):
         row = rows[name]
         assert all(row[part] > 0 for part in parts[:-1])
         # "rest" is what the others leave, and never negative.
