@@ -65,7 +65,7 @@ def build_batch(
     if output.num_tokens > num_seqs:
         for i in np.flatnonzero(num_tokens > 1).tolist():
             _fill_first_tokens(views, rows[i], int(seqs.last_tokens[i]), table, block_size)
-    _fill_last_tokens(views, seqs, rows.inputs_in_flight, table, block_size)
+    _fill_last_tokens(views, rows, seqs, table, block_size)
     _fill_sampling(views, seqs, np.flatnonzero(rows.samples), table)
     return packed
 
@@ -92,13 +92,13 @@ def _fill_first_tokens(
 
 def _fill_last_tokens(
     views: dict[str, np.ndarray],
+    rows: StepRows,
     seqs: _Sequences,
-    inputs_in_flight: Sequence[bool],
     table: RowTable,
     block_size: int,
 ) -> None:
     """Write the last token of every sequence, which of a decode is the only one."""
-    views["token_ids"][seqs.last_tokens] = _last_token_ids(seqs, inputs_in_flight, table)
+    views["token_ids"][seqs.last_tokens] = _last_token_ids(rows, seqs)
     views["positions"][seqs.last_tokens] = seqs.last_positions
     blocks, offsets = np.divmod(seqs.last_positions, block_size)
     for group, tables in enumerate(table.block_tables):
@@ -106,20 +106,23 @@ def _fill_last_tokens(
         views[group_field("slot_mapping", group)][seqs.last_tokens] = slots
 
 
-def _last_token_ids(
-    seqs: _Sequences, inputs_in_flight: Sequence[bool], table: RowTable
-) -> np.ndarray:
+def _last_token_ids(rows: StepRows, seqs: _Sequences) -> np.ndarray:
     """Return the last token id of every sequence, or what stands for it."""
-    if all(inputs_in_flight):
+    if all(rows.inputs_in_flight):
         return in_flight(seqs.batch_rows)
-    # An index into the output or, where it is negative, into the prompt from its end.
-    indices = seqs.last_positions - table.num_prompt_tokens[seqs.batch_rows]
     token_ids = [
         in_flight(request.batch_row)
         if is_in_flight
-        else (request.output_token_ids if i >= 0 else request.prompt_token_ids)[i]
-        for request, i, is_in_flight in zip(
-            seqs.requests, indices.tolist(), inputs_in_flight, strict=True
+        # Who samples computes the last token that is known.
+        else (request.output_token_ids or request.prompt_token_ids)[-1]
+        if samples
+        else request.tokens(position, position + 1)[0]
+        for request, position, samples, is_in_flight in zip(
+            rows.requests,
+            seqs.last_positions.tolist(),
+            rows.samples,
+            rows.inputs_in_flight,
+            strict=True,
         )
     ]
     return np.array(token_ids, np.int32)

@@ -346,7 +346,7 @@ class Scheduler:
         index = 0
         while index < len(running) and step.budget > 0:
             if is_plain and not step.is_short_of_blocks:
-                index = step.add_decodes(running, index, block_size)
+                index = step.add_decodes(running, index, self._kv, block_size)
                 if index == len(running) or step.budget <= 0:
                     return
             self._schedule_one(running[index], step)

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
+from paged.scheduler.kv_manager import KVManager
 from paged.scheduler.output import ScheduledRequest, SchedulerOutput
 from paged.scheduler.request import Request
 from paged.scheduler.step_rows import StepRows
@@ -57,20 +58,22 @@ class StepPlan:
         rows = self._single if num_tokens == 1 else self._longer
         rows.append(request, start, num_tokens, samples, end > num_known)
 
-    def add_decodes(self, requests: Sequence[Request], first: int, block_size: int) -> int:
-        """Schedule requests that nothing happens to but one more token, up to one that is not so.
-
-        Nearly every decode is so: it has a single token left, known or in flight, that lies within
-        a block, so that there is nothing to allocate and nothing to publish.
+    def add_decodes(
+        self, requests: Sequence[Request], first: int, kv: KVManager, block_size: int
+    ) -> int:
+        """Schedule requests with a single token left, known or in flight; fast.
 
         Args:
           requests: running; no window of theirs passes, and no block is shared.
           first: index of the first one to look at.
+          kv: their block tables.
           block_size: tokens per block.
 
-        Returns: index of the first request that was not scheduled.
+        Returns: index of the first request that has to be looked at more closely, because it has
+          more tokens left, has to wait, or finds no free block.
         """
         rows = self._single
+        extend = kv.extend
         add_start, add_in_flight = rows.starts.append, rows.inputs_in_flight.append
         last_offset = block_size - 1
         stop = first
@@ -81,8 +84,9 @@ class StepPlan:
             if (
                 num_tokens != start + 1
                 or num_tokens >= request.max_num_tokens
-                or not 0 < start % block_size < last_offset
                 or (in_flight and request.needs_known_tokens)
+                # Inside a block there is nothing to allocate and nothing to publish.
+                or (not 0 < start % block_size < last_offset and not extend(request, 1))
             ):
                 break
             request.num_computed_tokens = num_tokens
