@@ -15,15 +15,15 @@ outputs      `OutputProcessor.process`: ids to text, stop strings, deltas
 rest         of `Engine.step_deltas`: statistics
 hand-over    what `AsyncEngine` adds: a thread, mailboxes, one waiting consumer per request
 
-Parts are medians over the steps of a run in which each function is wrapped by a stopwatch; "step"
-is the median of a run without. The hand-over is the processor time of a step through `AsyncEngine`
-less that of the same step without it, medians again, both with a runner that sleeps for a while:
-without a pause the event loop would fall behind and get several steps at once, which is cheaper.
+All times are processor times, which other work on the machine lengthens less than it does those of
+a clock. Parts are medians over the steps of a run in which each function is wrapped by a stopwatch;
+"step" is the median of a run without. The hand-over is a step through `AsyncEngine` less the same
+step without it, medians again, both with a runner that sleeps for a while: without a pause the
+event loop would fall behind and get several steps at once, which is cheaper.
 """
 
 import argparse
 import asyncio
-import gc
 import itertools
 import json
 import statistics
@@ -51,6 +51,7 @@ from paged.scheduler.output_processor import OutputProcessor
 from paged.scheduler.params import MAX_LOGIT_EDITS, SamplingParams
 from paged.scheduler.row_table import RowTable
 from paged.scheduler.scheduler import Scheduler
+from paged.server.cli_serve import spare_collector
 
 BLOCK_SIZE, VOCAB_SIZE = 16, 49152
 MIXED_PROMPT_TOKENS = 512
@@ -109,11 +110,11 @@ class Stopwatch:
         seconds = self.seconds
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            started = time.perf_counter()
+            started = time.thread_time()
             try:
                 return original(*args, **kwargs)
             finally:
-                seconds[name] += time.perf_counter() - started
+                seconds[name] += time.thread_time() - started
 
         self._wrapped.append((owner, function, original))
         setattr(owner, function, timed)
@@ -150,7 +151,7 @@ class Load:
         # Prompt, the decodes while the last prompts enter, and the decodes that are measured.
         self.num_outputs = num_steps + 64
         blocks_per_seq = (128 + max(self.num_outputs, MIXED_PROMPT_TOKENS)) // BLOCK_SIZE + 2
-        max_model_len = blocks_per_seq * BLOCK_SIZE
+        self.max_model_len = blocks_per_seq * BLOCK_SIZE
         tokenizer = byte_tokenizer()
         self.runner = NoDevice(num_seqs, budget, blocks_per_seq)
         self.engine = Engine(
@@ -158,11 +159,13 @@ class Load:
                 pool=BlockPool((num_seqs + 1) * blocks_per_seq + 1, BLOCK_SIZE),
                 max_num_seqs=num_seqs,
                 max_num_batched_tokens=budget,
-                max_model_len=max_model_len,
+                max_model_len=self.max_model_len,
             ),
             runner=self.runner,
             tokenizer=tokenizer,
-            processor=InputProcessor(tokenizer, vocab_size=VOCAB_SIZE, max_model_len=max_model_len),
+            processor=InputProcessor(
+                tokenizer, vocab_size=VOCAB_SIZE, max_model_len=self.max_model_len
+            ),
         )
         self._rng = np.random.default_rng(0)
 
@@ -189,9 +192,9 @@ class Load:
             one = SamplingParams(temperature=0, max_tokens=1)
             prompt = self.prompt(MIXED_PROMPT_TOKENS)
             self.engine.add_request(f"m{step}", prompt, one, stream=self.stream)
-        started = time.perf_counter()
+        started = time.thread_time()
         self.engine.step_deltas()
-        return time.perf_counter() - started
+        return time.thread_time() - started
 
 
 def parts_of_a_step(
@@ -287,8 +290,7 @@ def main() -> None:
     parser.add_argument("--num-steps", type=int, default=200)
     parser.add_argument("--json", help="write the figures to this file, in microseconds")
     args = parser.parse_args()
-    gc.collect()
-    gc.freeze()  # as `paged serve` does
+    spare_collector()
     rows = {}
     loads = [(n, stream, False) for n in args.num_seqs for stream in (False, True)]
     for num_seqs, stream, mixed in tqdm([*loads, (64, True, True)], desc="Loads"):
