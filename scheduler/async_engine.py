@@ -46,10 +46,10 @@ class _Mailbox:
         self.num_samples = num_samples
         self._waiter: asyncio.Future[None] | None = None
 
-    async def wait(self) -> None:
-        """Return when `wake` is called."""
+    def arrival(self) -> asyncio.Future[None]:
+        """Return what is done when `wake` is called next; there is one consumer."""
         self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
+        return self._waiter
 
     def wake(self) -> None:
         """Let the consumer look again."""
@@ -250,7 +250,7 @@ class AsyncEngine:
                 elif self._failure is not None:
                     raise self._dead()
                 else:
-                    await mailbox.wait()
+                    await mailbox.arrival()
         finally:
             del self._mailboxes[request_id]
             if not self._mailboxes:
