@@ -1,13 +1,11 @@
 """`build_batch`: messages in, one packed array of a static shape out; pure numpy."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from paged.models.packing import BatchLayout, group_field, in_flight
 from paged.scheduler.output import ScheduledRequest, SchedulerOutput
-from paged.scheduler.request import Request
 from paged.scheduler.row_table import RowTable
 from paged.scheduler.step_rows import StepRows
 
@@ -15,10 +13,11 @@ from paged.scheduler.step_rows import StepRows
 class _Sequences(NamedTuple):
     """The scheduled requests by sequence row; arrays are `[num_seqs]`."""
 
-    requests: Sequence[Request]
+    rows: StepRows
     batch_rows: np.ndarray
     last_positions: np.ndarray  # of the step's last token
-    last_tokens: np.ndarray  # its token row
+    # Token row of that token. Of decodes alone it is a slice, of which NumPy makes no copies.
+    last_tokens: np.ndarray | slice
 
 
 def build_batch(
@@ -41,32 +40,39 @@ def build_batch(
     rows = StepRows.of(output.scheduled)
     requests = rows.requests
     num_seqs = len(requests)
-    num_tokens = np.array(rows.counts, np.int32)
-    stops = np.array(rows.starts, np.int32) + num_tokens
-    token_stops = num_tokens.cumsum()
+    is_decode = output.num_tokens == num_seqs
+    if is_decode:
+        last_positions = np.array(rows.starts, np.int32)
+        stops = last_positions + 1
+        token_stops = np.arange(1, num_seqs + 1, dtype=np.int32)
+    else:
+        num_tokens = np.array(rows.counts, np.int32)
+        stops = np.array(rows.starts, np.int32) + num_tokens
+        last_positions = stops - 1
+        token_stops = num_tokens.cumsum(dtype=np.int32)
     seqs = _Sequences(
-        requests=requests,
+        rows=rows,
         batch_rows=np.array([request.batch_row for request in requests]),
-        last_positions=stops - 1,
-        last_tokens=token_stops - 1,
+        last_positions=last_positions,
+        last_tokens=slice(num_seqs) if is_decode else token_stops - 1,
     )
-    num_blocks = seqs.last_positions // block_size + 1
+    num_blocks = last_positions // block_size + 1
     table.refresh(requests, seqs.batch_rows, num_blocks)
 
     views["seq_lens"][:num_seqs] = stops
     views["query_start_loc"][1 : num_seqs + 1] = token_stops
     views["query_start_loc"][num_seqs + 1 :] = output.num_tokens
-    views["logits_indices"][:num_seqs] = seqs.last_tokens
+    views["logits_indices"][:num_seqs] = token_stops - 1
     width = num_blocks.max()
     for group, tables in enumerate(table.block_tables):
         live = tables[seqs.batch_rows, :width]
         views[group_field("block_tables", group)][:num_seqs, :width] = live
 
-    if output.num_tokens > num_seqs:
-        for i in np.flatnonzero(num_tokens > 1).tolist():
-            _fill_first_tokens(views, rows[i], int(seqs.last_tokens[i]), table, block_size)
-    _fill_last_tokens(views, rows, seqs, table, block_size)
-    _fill_sampling(views, seqs, np.flatnonzero(rows.samples), table)
+    if not is_decode:
+        for i in [i for i, count in enumerate(rows.counts) if count > 1]:
+            _fill_first_tokens(views, rows[i], int(token_stops[i]) - 1, table, block_size)
+    _fill_last_tokens(views, seqs, table, block_size)
+    _fill_sampling(views, seqs, table)
     return packed
 
 
@@ -92,13 +98,12 @@ def _fill_first_tokens(
 
 def _fill_last_tokens(
     views: dict[str, np.ndarray],
-    rows: StepRows,
     seqs: _Sequences,
     table: RowTable,
     block_size: int,
 ) -> None:
     """Write the last token of every sequence, which of a decode is the only one."""
-    views["token_ids"][seqs.last_tokens] = _last_token_ids(rows, seqs)
+    views["token_ids"][seqs.last_tokens] = _last_token_ids(seqs)
     views["positions"][seqs.last_tokens] = seqs.last_positions
     blocks, offsets = np.divmod(seqs.last_positions, block_size)
     for group, tables in enumerate(table.block_tables):
@@ -106,8 +111,9 @@ def _fill_last_tokens(
         views[group_field("slot_mapping", group)][seqs.last_tokens] = slots
 
 
-def _last_token_ids(rows: StepRows, seqs: _Sequences) -> np.ndarray:
+def _last_token_ids(seqs: _Sequences) -> np.ndarray:
     """Return the last token id of every sequence, or what stands for it."""
+    rows = seqs.rows
     if all(rows.inputs_in_flight):
         return in_flight(seqs.batch_rows)
     token_ids = [
@@ -128,16 +134,21 @@ def _last_token_ids(rows: StepRows, seqs: _Sequences) -> np.ndarray:
     return np.array(token_ids, np.int32)
 
 
-def _fill_sampling(
-    views: dict[str, np.ndarray], seqs: _Sequences, sampling: np.ndarray, table: RowTable
-) -> None:
-    """Write the parameters of the sequences `sampling`; the others stay greedy and keep nothing."""
+def _fill_sampling(views: dict[str, np.ndarray], seqs: _Sequences, table: RowTable) -> None:
+    """Write the parameters of the sequences that sample; others stay greedy and keep nothing."""
+    samples = seqs.rows.samples
+    sampling: np.ndarray | slice = slice(len(samples))
+    if not all(samples):
+        sampling = np.flatnonzero(samples)
     batch_rows = seqs.batch_rows[sampling]
     views["sampled_rows"][sampling] = batch_rows
     views["sampling"][sampling] = table.sampling[batch_rows]
     views["wants_logprobs"][0] = table.wants_logprobs[batch_rows].any()
-    for i in sampling[table.has_edits[batch_rows]].tolist():
-        request = seqs.requests[i]
+    has_edits = table.has_edits[batch_rows]
+    if not has_edits.any():
+        return
+    for i in np.arange(len(samples))[sampling][has_edits].tolist():
+        request = seqs.rows.requests[i]
         assert request.logit_edits is not None
         known = request.output_token_ids
         num_outputs = int(seqs.last_positions[i]) + 1 - request.num_prompt_tokens

@@ -49,12 +49,14 @@ class RowTable:
           num_blocks: blocks of each that the step reads or writes, per group.
         """
         versions = np.array([request.table_version for request in requests], np.int64)
-        changed = np.flatnonzero(versions != self._versions[rows])
-        for i in changed.tolist():
-            self._set(rows[i], requests[i])
-        grown = np.flatnonzero(num_blocks > self._num_blocks[rows])
-        for i in grown.tolist():
-            self._append_blocks(rows[i], requests[i])
+        changed = versions != self._versions[rows]
+        if changed.any():
+            for i in np.flatnonzero(changed).tolist():
+                self._set(rows[i], requests[i])
+        grown = num_blocks > self._num_blocks[rows]
+        if grown.any():
+            for i in np.flatnonzero(grown).tolist():
+                self._append_blocks(rows[i], requests[i])
 
     def _set(self, row: int, request: Request) -> None:
         self._versions[row] = request.table_version
