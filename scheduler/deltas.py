@@ -49,10 +49,20 @@ class Delta:
 
 def join(deltas: Sequence[Delta]) -> RequestOutput:
     """Return one output for deltas of the same request, at least one, given in their order."""
-    parent = deltas[0].parent
+    last = deltas[-1]
+    parent = last.parent
     completions: tuple[CompletionOutput, ...]
     if len(deltas) == 1:
-        completions = (_completion(deltas),)
+        completions = (
+            CompletionOutput(
+                last.index,
+                last.text,
+                last.token_ids,
+                last.logprobs,
+                last.finish_reason,
+                last.stop_reason,
+            ),
+        )
     else:
         by_index: dict[int, list[Delta]] = {}
         for delta in deltas:
@@ -63,7 +73,7 @@ def join(deltas: Sequence[Delta]) -> RequestOutput:
         parent.prompt,
         parent.prompt_token_ids,
         completions,
-        deltas[-1].finished,
+        last.finished,
         parent.num_cached_tokens,
     )
 
@@ -71,15 +81,6 @@ def join(deltas: Sequence[Delta]) -> RequestOutput:
 def _completion(deltas: Sequence[Delta]) -> CompletionOutput:
     """Return deltas of one sample as one."""
     last = deltas[-1]
-    if len(deltas) == 1:
-        return CompletionOutput(
-            last.index,
-            last.text,
-            last.token_ids,
-            last.logprobs,
-            last.finish_reason,
-            last.stop_reason,
-        )
     positions = [position for delta in deltas for position in delta.logprobs or ()]
     return CompletionOutput(
         index=last.index,

@@ -33,6 +33,8 @@ class _Sample:
       detokenizer: its text, if it has stop strings.
       logprobs: its log probabilities, if they are wanted.
       positions: log probabilities that no delta has yet.
+      is_silent: nothing is done about its tokens before it ends.
+      step: token to text, if that is all that is done about its tokens before it ends.
     """
 
     request: Request
@@ -43,10 +45,15 @@ class _Sample:
     logprobs: LogprobsBuilder | None
     positions: list[PositionLogprobs] = field(default_factory=list)
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether nothing is done about its tokens before it ends."""
-        return not self.streams and self.detokenizer is None and self.logprobs is None
+    is_silent: bool = field(init=False)
+    step: Callable[[int], str] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        is_plain = self.detokenizer is None and self.logprobs is None
+        self.is_silent = is_plain and not self.streams
+        self.step = None
+        if is_plain and self.streams and self.decoder is not None:
+            self.step = self.decoder.step
 
 
 class OutputProcessor:
@@ -121,17 +128,18 @@ class OutputProcessor:
         for index in indices:
             request = requests[index]
             sample = samples[request.request_id]
-            goes_on = request.finish_reason is None
-            if goes_on and sample.decoder is not None and sample.logprobs is None:
-                if sample.streams:
-                    token_id = token_ids[index]
-                    text = sample.decoder.step(token_id)
-                    deltas.append(Delta(sample.parent, request.index, text, (token_id,)))
-                continue
+            token_id = token_ids[index]
+            if request.finish_reason is None:
+                step = sample.step
+                if step is not None:
+                    deltas.append(Delta(sample.parent, request.index, step(token_id), (token_id,)))
+                    continue
+                if sample.is_silent:
+                    continue
             if sample.logprobs is not None and logprobs is not None:
-                new = sample.logprobs.build((token_ids[index],), logprobs, updates.rows[index])
+                new = sample.logprobs.build((token_id,), logprobs, updates.rows[index])
                 sample.positions += new
-            delta = self._advance(sample, token_ids[index])
+            delta = self._advance(sample, token_id)
             if delta is not None:
                 deltas.append(delta)
         return deltas
