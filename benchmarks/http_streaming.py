@@ -11,10 +11,10 @@ server that falls behind sends the tokens of several steps as one event, which i
 import argparse
 import asyncio
 import json
-import multiprocessing
-import selectors
 import socket
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 from aiohttp import web
@@ -30,6 +30,7 @@ from paged.server.cli_serve import spare_collector
 from paged.server.settings import ServerSettings
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+READERS = str(Path(__file__).with_name("stream_readers.py"))
 CHAT_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
@@ -48,24 +49,6 @@ def request_bytes(kind: str, num_outputs: int) -> bytes:
         f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data
-
-
-def read_streams(port: int, request: bytes, count: int) -> None:
-    """Send a request over each of `count` connections and read all to their ends."""
-    selector = selectors.DefaultSelector()
-    for _ in range(count):
-        connection = socket.create_connection(("127.0.0.1", port))
-        connection.sendall(request)
-        connection.setblocking(False)
-        selector.register(connection, selectors.EVENT_READ)
-    while count:
-        for key, _ in selector.select():
-            connection = key.fileobj
-            assert isinstance(connection, socket.socket)
-            if not connection.recv(1 << 16):
-                selector.unregister(connection)
-                connection.close()
-                count -= 1
 
 
 async def step_seconds(num_seqs: int, num_steps: int, kind: str, pause: float) -> float:
@@ -91,10 +74,11 @@ async def step_seconds(num_seqs: int, num_steps: int, kind: str, pause: float) -
     engine.add_stats_listener(on_step)
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
         await web.SockSite(runner, listener, backlog=2048).start()
-        arguments = (listener.getsockname()[1], request_bytes(kind, load.num_outputs), num_seqs)
-        clients = multiprocessing.get_context("spawn").Process(target=read_streams, args=arguments)
-        clients.start()
-        await asyncio.to_thread(clients.join)
+        port = listener.getsockname()[1]
+        clients = await asyncio.create_subprocess_exec(
+            sys.executable, READERS, str(port), str(num_seqs), stdin=asyncio.subprocess.PIPE
+        )
+        await clients.communicate(request_bytes(kind, load.num_outputs))
         await runner.cleanup()
     await engine.shutdown()
     return median_gap(moments)

@@ -1,4 +1,4 @@
-"""`benchmarks/host_loop.py`: the parts that it reports make up the step that it reports."""
+"""`benchmarks/host_loop.py`, `http_streaming.py`: parts make up their step; streams are read."""
 
 import json
 import subprocess
@@ -35,3 +35,20 @@ def test_parts_of_the_host_loop_make_up_its_step(tmp_path):
         assert row["loop"] == pytest.approx(row["step"] + row.get("hand-over", 0))
         assert row["per token"] * num_seqs == pytest.approx(row["loop"])
     assert all(name in run.stdout for name in rows)
+
+
+def test_every_stream_is_read_to_its_end(tmp_path):
+    file = tmp_path / "result.json"
+    command = [sys.executable, "-m", "benchmarks.http_streaming", f"--json={file}"]
+    run = subprocess.run(
+        [*command, "--num-seqs", "2", "--num-steps", "10"],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    (row,) = json.loads(file.read_text()).values()
+    # A pass through JSON and a socket takes some microseconds on any machine.
+    assert all(row[kind] > 1 for kind in ("completions", "chat"))
