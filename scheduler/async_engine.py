@@ -22,6 +22,7 @@ from paged.scheduler.deltas import Delta, join
 from paged.scheduler.engine import Engine
 from paged.scheduler.errors import EngineDeadError, QueueFullError
 from paged.scheduler.loading import LoadedEngine, load_engine
+from paged.scheduler.mailbox import Mailbox
 from paged.scheduler.output import RequestOutput, StepStats
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import CacheMode, Request
@@ -30,32 +31,6 @@ logger = logging.getLogger(__name__)
 
 # A step of a large model on a slow CPU may take tens of seconds; one that takes longer is stuck.
 _STALL_SECONDS = 300.0
-
-
-class _Mailbox:
-    """What one request's consumer has not taken yet; used on the event loop only.
-
-    Deltas pile up unjoined: a consumer that is slower than the engine gets them as one output.
-    """
-
-    __slots__ = ("_waiter", "deltas", "error", "num_samples")
-
-    def __init__(self, num_samples: int) -> None:
-        self.deltas: list[Delta] = []
-        self.error: Exception | None = None  # why the request was never queued
-        self.num_samples = num_samples
-        self._waiter: asyncio.Future[None] | None = None
-
-    def arrival(self) -> asyncio.Future[None]:
-        """Return what is done when `wake` is called next; there is one consumer."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        return self._waiter
-
-    def wake(self) -> None:
-        """Let the consumer look again."""
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():  # it is done if the consumer was cancelled
-            waiter.set_result(None)
 
 
 class AsyncEngine:
@@ -72,7 +47,7 @@ class AsyncEngine:
         self._stall_seconds = stall_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._mailboxes: dict[str, _Mailbox] = {}
+        self._mailboxes: dict[str, Mailbox] = {}
         self._listeners: list[Callable[[StepStats], None]] = []
         self._answers: set[asyncio.Future[Any]] = set()
         self._cache_events = CacheEventRelay(
@@ -234,7 +209,7 @@ class AsyncEngine:
             cache_mode=cache_mode,
             priority=priority,
         )
-        mailbox = _Mailbox(params.n)
+        mailbox = Mailbox(params.n)
         self._mailboxes[request_id] = mailbox
         self._idle.clear()
         self._inbox.put(lambda: self._add(requests, prompt, stream))

@@ -17,7 +17,7 @@ from paged.scheduler.errors import CapacityError
 from paged.scheduler.kv_manager import KVManager
 from paged.scheduler.output import FinishReason, ModelRunnerOutput, SchedulerOutput
 from paged.scheduler.pins import PrefixPins
-from paged.scheduler.prefill_limits import PartialPrefills, PrefillLimits
+from paged.scheduler.prefill_limits import PartialPrefills, PrefillLimits, check_limits
 from paged.scheduler.prefix_cache import PrefixHasher
 from paged.scheduler.prefix_stats import PrefixStats
 from paged.scheduler.request import Request, RequestStatus
@@ -75,19 +75,12 @@ class Scheduler:
         tiers: Tiers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if max_num_seqs < 1:
-            raise ValueError(f"max_num_seqs={max_num_seqs} must be at least 1.")
-        if max_num_batched_tokens < max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens={max_num_batched_tokens} must be at least "
-                f"max_num_seqs={max_num_seqs}, or some running request could never decode."
-            )
-        if not enable_chunked_prefill and max_num_batched_tokens < max_model_len:
-            raise ValueError(
-                f"max_num_batched_tokens={max_num_batched_tokens} must be at least "
-                f"max_model_len={max_model_len} without chunked prefill; raise it, or enable "
-                "chunked prefill."
-            )
+        check_limits(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            enable_chunked_prefill=enable_chunked_prefill,
+        )
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
