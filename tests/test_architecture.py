@@ -33,6 +33,7 @@ REACHES_DOWN = {
     "roofline",  # asks KVCacheSpec and ModelConfig for sizes
     "row_table",  # asks for sampling parameters as the device reads them
     "offloading",  # makes what moves blocks on the device
+    "output_processor",  # hands the tokenizer to what decodes
     "runner",  # calls the compiled steps
     "transfer",  # copies blocks of the cache
 }
