@@ -6,9 +6,11 @@ of the checkpoint, output axes first: nothing is transposed while loading, a dev
 output is one contiguous range of the file, and XLA multiplies either order equally fast in 16 bit.
 
 On a CPU a weight may be replaced by its packed form (`paged.models.linear_packing`), which has four
-axes, as no other weight has; the layer then calls the native kernel instead of XLA's.
+axes, as no other weight has. `project`, `project_gated` and a `Linear` with a residual then are one
+native call each, norm and activation included; otherwise XLA composes them.
 """
 
+import functools
 import math
 
 import jax
@@ -16,7 +18,19 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from paged.native.linear import is_packed, packed_linear, packed_rows
+from paged.native.linear import (
+    PackedNorm,
+    PackedWeight,
+    is_packed,
+    packed_linear,
+    packed_rows,
+)
+
+ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+"""What a gate may go through, by name."""
 
 # Uniform with variance 1 / fan-in: much cheaper to draw than normal, as good for random models.
 # Jitted so that it is traced once per shape, not once per layer.
@@ -64,18 +78,33 @@ class Linear(nnx.Module):
         bias_shape = tuple(axes[name] for name in bias_axes)
         self.bias = parameter(jnp.zeros(bias_shape, dtype), bias_axes) if bias_axes else None
 
-    def __call__(self, x: Float[Array, "num_tokens ..."]) -> Float[Array, "num_tokens ..."]:
-        """Return the product in x's dtype; x and the weight must have the same."""
+    def __call__(
+        self,
+        x: Float[Array, "num_tokens ..."],
+        residual: Float[Array, "num_tokens ..."] | None = None,
+    ) -> Float[Array, "num_tokens ..."]:
+        """Return the product, plus `residual`, in x's dtype, which is the weight's."""
+        packed = self.packed()
+        if packed is None:
+            y = self._product(x)
+            return y if residual is None else residual + y
+        rows = None if residual is None else _rows(residual)
+        (y,) = packed_linear(_rows(x), [packed], residual=rows)
+        return y.reshape(x.shape[0], *self.output_shape)
+
+    def packed(self) -> PackedWeight | None:
+        """Return what the native kernels take, or None if the weight is not packed."""
         weight = self.weight[...]
-        rows = x.reshape(x.shape[0], -1)
-        num_outputs = math.prod(self.output_shape)
-        if is_packed(weight):
-            bias = None if self.bias is None else self.bias[...].reshape(-1)
-            y = packed_linear(rows, weight, bias, num_outputs=num_outputs)
-            return y.reshape(x.shape[0], *self.output_shape)
+        if not is_packed(weight):
+            return None
+        bias = None if self.bias is None else self.bias[...].reshape(-1)
+        return PackedWeight(weight, math.prod(self.output_shape), bias=bias)
+
+    def _product(self, x: Array) -> Array:
         # As one matrix: with its axes apart, XLA:CPU multiplies [9, 64, 576] by 8 rows three to
         # four times slower than [576, 576], for the same bytes.
-        y = jnp.einsum("TD,FD->TF", rows, weight.reshape(num_outputs, -1))
+        matrix = self.weight[...].reshape(math.prod(self.output_shape), -1)
+        y = jnp.einsum("TD,FD->TF", _rows(x), matrix)
         y = y.reshape(x.shape[0], *self.output_shape)
         return y if self.bias is None else y + self.bias[...][None]
 
@@ -102,7 +131,9 @@ class Embed(nnx.Module):
         weight = self.weight[...]
         if is_packed(weight):
             (vocab_size,) = self.output_shape
-            return packed_linear(hidden, weight, num_outputs=vocab_size, out_dtype="float32")
+            packed = PackedWeight(weight, vocab_size)
+            (logits,) = packed_linear(hidden, [packed], out_dtype="float32")
+            return logits
         return jnp.einsum("TD,VD->TV", hidden, weight, preferred_element_type=jnp.float32)
 
 
@@ -122,3 +153,56 @@ class RMSNorm(nnx.Module):
         mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         normed = wide * jax.lax.rsqrt(mean_square + self.epsilon)
         return (normed * self.weight[...].astype(jnp.float32)[None]).astype(x.dtype)
+
+
+def project(
+    x: Float[Array, "num_tokens size"], *layers: Linear, norm: RMSNorm | None = None
+) -> tuple[Float[Array, "num_tokens ..."], ...]:
+    """Return the products of one input, or of what `norm` makes of it, with each layer."""
+    packed = _all_packed(layers)
+    if packed is None:
+        rows = x if norm is None else norm(x)
+        return tuple(layer(rows) for layer in layers)
+    outputs = packed_linear(x, packed, norm=_packed_norm(norm))
+    shapes = [(x.shape[0], *layer.output_shape) for layer in layers]
+    return tuple(y.reshape(shape) for y, shape in zip(outputs, shapes, strict=True))
+
+
+def project_gated(
+    x: Float[Array, "num_tokens size"],
+    gate: Linear,
+    up: Linear,
+    *,
+    activation: str,
+    norm: RMSNorm | None = None,
+) -> Float[Array, "num_tokens ..."]:
+    """Return `activation(gate(x)) * up(x)`, of what `norm` makes of x if there is one.
+
+    Args:
+      x: the input.
+      gate, up: layers of equal output shapes.
+      activation: a name in `ACTIVATIONS`.
+      norm: applied to x first.
+
+    Source: arXiv:2002.05202.
+    """
+    packed = _all_packed((gate, up))
+    if packed is None:
+        rows = x if norm is None else norm(x)
+        return ACTIVATIONS[activation](gate(rows)) * up(rows)
+    (y,) = packed_linear(x, packed, norm=_packed_norm(norm), activation=activation)
+    return y.reshape(x.shape[0], *gate.output_shape)
+
+
+def _all_packed(layers: tuple[Linear, ...]) -> list[PackedWeight] | None:
+    packed = [layer.packed() for layer in layers]
+    known = [weight for weight in packed if weight is not None]
+    return known if len(known) == len(packed) else None
+
+
+def _packed_norm(norm: RMSNorm | None) -> PackedNorm | None:
+    return None if norm is None else PackedNorm(norm.weight[...], norm.epsilon)
+
+
+def _rows(x: Array) -> Array:
+    return x.reshape(x.shape[0], -1)

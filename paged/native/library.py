@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paged.native.build import BuildError, build_library
-from paged.native.linear import DTYPES, TARGET, pack, packed_linear
+from paged.native.linear import BEST_TARGET, DTYPES, TARGET, PackedWeight, pack, packed_linear
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def self_test() -> str | None:
         weight = np.asarray(jnp.asarray(rng.standard_normal((70, 67)), dtype))
         expected = x.astype(np.float64) @ weight.astype(np.float64).T
         try:
-            y = packed_linear(x, pack(weight), num_outputs=70, out_dtype="float32")
+            (y,) = packed_linear(x, [PackedWeight(pack(weight), 70)], out_dtype="float32")
             error = float(np.abs(np.asarray(y) - expected).max())
         except jax.errors.JaxRuntimeError as failure:
             return f"the self-test failed: {failure}"
@@ -120,6 +120,10 @@ def self_test() -> str | None:
 
 def _register(path: pathlib.Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
-    capsule = jax.ffi.pycapsule(library.paged_linear)  # type: ignore[no-untyped-call]
-    jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
+    for target, handler in (
+        (TARGET, library.paged_linear),
+        (BEST_TARGET, library.paged_linear_best),
+    ):
+        capsule = jax.ffi.pycapsule(handler)  # type: ignore[no-untyped-call]
+        jax.ffi.register_ffi_target(target, capsule, platform="cpu")
     return library

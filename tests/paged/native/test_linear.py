@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paged.native import library
-from paged.native.linear import pack, packed_linear, packed_rows, packed_shape
+from paged.native.linear import PackedWeight, pack, packed_linear, packed_rows, packed_shape
 
 # Accumulated in float32; the output's own rounding comes on top.
 ROUNDING = {"bfloat16": 2**-8, "float32": 2**-22}
@@ -18,9 +18,8 @@ def random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.n
 
 
 def run(x, weight, bias=None, *, out_dtype=None, level=-1) -> np.ndarray:
-    y = packed_linear(
-        x, pack(weight), bias, num_outputs=len(weight), out_dtype=out_dtype, level=level
-    )
+    packed = PackedWeight(pack(weight), len(weight), bias=bias)
+    (y,) = packed_linear(x, [packed], out_dtype=out_dtype, level=level)
     assert y.dtype == (out_dtype or x.dtype)
     return np.asarray(y).astype(np.float64)
 
