@@ -12,6 +12,7 @@ native call each, norm and activation included; otherwise XLA composes them.
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ from paged.native.linear import (
     packed_rows,
 )
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
 }
