@@ -2,8 +2,8 @@
 //
 // A weight w [N, K] is packed, output columns innermost, so that a tile is one contiguous range of
 // memory that is read once and in order: 32-bit words [ceil(N / 64)][steps][64], where a word holds
-// the neighbours along K of one column: one float32, two bfloat16 (as the dot-product instruction of
-// AVX512-BF16 wants them) or four int8. What pads N and K is zero.
+// neighbours along K of one column: one float32, two bfloat16 (as the dot-product instruction of
+// AVX512-BF16 wants them) or four int8, none of them -128. What pads N and K is zero.
 //
 // This header reaches files that are compiled for CPUs the program may not run on. The linker keeps
 // one copy of each inline function, from any of them, so nothing here may have external linkage but
@@ -81,23 +81,10 @@ static inline int64_t num_tiles(const LinearProblem& p) {
   return tiles;
 }
 
-// Rows from which on a tile of int8 is first converted, as a whole, to x's type.
-static constexpr int64_t kRowsWorthConverting = 16;
-
-static inline int64_t converted_bytes(const LinearProblem& p) {
-  return num_steps(p) * kStepBytes * (p.is_bf16 ? 2 : 4);
-}
-
-// Bytes that a thread needs to convert a tile, or a gate's and the other's, aligned to 64; 0: none.
-static inline int64_t scratch_bytes(const LinearProblem& p) {
-  if (p.weight_type != WeightType::kInt8 || p.num_rows < kRowsWorthConverting) return 0;
-  return converted_bytes(p) * (p.activation == Activation::kNone ? 1 : 2);
-}
-
 // The code for one instruction set.
 struct LinearKernels {
-  // Computes the columns of one tile for all rows; `scratch` has `scratch_bytes`, or is null.
-  void (*compute_tile)(const LinearProblem&, int64_t tile, void* scratch);
+  // Computes the columns of one tile for all rows.
+  void (*compute_tile)(const LinearProblem&, int64_t tile);
   // Normalises rows [first, last).
   void (*normalize)(const NormProblem&, int64_t first, int64_t last);
 };

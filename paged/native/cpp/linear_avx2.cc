@@ -2,8 +2,7 @@
 #if defined(__x86_64__)
 namespace paged {
 namespace {
-constexpr int kVectorBytes = 32;
-constexpr int kWideRows = 4, kWideColumns = 16, kTallRows = 4, kTallColumns = 16;
+constexpr int kVectorBytes = 32, kBlockColumns = 16, kBlockRows = 4;
 }  // namespace
 }  // namespace paged
 

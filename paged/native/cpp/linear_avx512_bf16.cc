@@ -1,12 +1,9 @@
-// The kernels for AVX512 with BF16 and VBMI: 32 registers of 64 bytes, a dot product of pairs, and a
-// permutation of bytes, which serves as a table.
+// The kernels for AVX512 with BF16 and VBMI: 32 registers of 64 bytes, a dot product of pairs, and
+// a permutation of bytes, which serves as a table.
 #if defined(__x86_64__)
 namespace paged {
 namespace {
-constexpr int kVectorBytes = 64;
-// A wide block reads a tile in order; a tall one reads half of each cache line pair, twice, but
-// takes twelve rows through a tile that six would read from the second cache again.
-constexpr int kWideRows = 6, kWideColumns = 64, kTallRows = 12, kTallColumns = 32;
+constexpr int kVectorBytes = 64, kBlockColumns = 64, kBlockRows = 6;
 }  // namespace
 }  // namespace paged
 

@@ -149,9 +149,9 @@ Error Linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args,
   return Error::Success();
 }
 
-// x [M, K], a packed weight, scales if it is int8 -> the first column of the largest product of each
-// row, int32 [M]; and the largest products of tiles and their columns, [tiles, M] each, which are
-// there for their memory.
+// x [M, K], a packed weight, scales if it is int8 -> the first column of the largest product of
+// each row, int32 [M]; and the largest products of tiles and their columns, [tiles, M] each, which
+// are there for their memory.
 Error LinearBest(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args,
                  ffi::Result<ffi::Buffer<ffi::S32>> best, ffi::Result<ffi::Buffer<ffi::F32>> values,
                  ffi::Result<ffi::Buffer<ffi::S32>> columns, int32_t num_outputs, int32_t level) {

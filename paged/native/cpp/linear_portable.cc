@@ -1,8 +1,7 @@
 // The kernels for any CPU: vectors of 16 bytes, which SSE2 and NEON have.
 namespace paged {
 namespace {
-constexpr int kVectorBytes = 16;
-constexpr int kWideRows = 2, kWideColumns = 16, kTallRows = 2, kTallColumns = 16;
+constexpr int kVectorBytes = 16, kBlockColumns = 16, kBlockRows = 2;
 }  // namespace
 }  // namespace paged
 

@@ -2,41 +2,24 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
 
 #include "linear.h"
 #include "parallel_for.h"
 
 namespace paged {
 
-// Memory of this thread for `bytes`, aligned to 64; kept, and null for 0 bytes.
-inline void* thread_scratch(int64_t bytes) {
-  struct Free {
-    void operator()(void* memory) const { std::free(memory); }
-  };
-  static thread_local std::unique_ptr<void, Free> memory;
-  static thread_local int64_t size = 0;
-  if (bytes > size) {
-    size = (bytes + 63) / 64 * 64;
-    memory.reset(std::aligned_alloc(64, static_cast<size_t>(size)));
-  }
-  return bytes ? memory.get() : nullptr;
-}
-
 template <class Pool>
 void run_linear(Pool& pool, const LinearProblem& p, const LinearKernels& kernels) {
   // Items of up to 256 KiB of weights keep the counter quiet, and eight per call or more even out
   // threads that start late.
-  const int64_t tiles = num_tiles(p), scratch = scratch_bytes(p);
+  const int64_t tiles = num_tiles(p);
   const int64_t tile_bytes = std::max<int64_t>(1, num_steps(p) * kStepBytes);
   const int64_t per_item =
       std::max<int64_t>(1, std::min<int64_t>(tiles / 8, (int64_t{256} << 10) / tile_bytes));
   const auto compute_tile = kernels.compute_tile;
   parallel_for(pool, (tiles + per_item - 1) / per_item, [=](int64_t item) {
     const int64_t end = std::min(tiles, (item + 1) * per_item);
-    for (int64_t tile = item * per_item; tile < end; ++tile)
-      compute_tile(p, tile, thread_scratch(scratch));
+    for (int64_t tile = item * per_item; tile < end; ++tile) compute_tile(p, tile);
   });
 }
 

@@ -33,7 +33,9 @@ inline Floats load_floats(const float* from) {
   return values;
 }
 
-inline void store_floats(const Floats& values, float* to) { std::memcpy(to, &values, sizeof values); }
+inline void store_floats(const Floats& values, float* to) {
+  std::memcpy(to, &values, sizeof values);
+}
 
 inline float widen(float value) { return value; }
 // A bfloat16 is the upper half of the float32 of equal value.
