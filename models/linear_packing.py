@@ -11,8 +11,9 @@ from flax import nnx
 from jax import Array
 from tqdm import tqdm
 
-from paged.models.forward import GraphDef
+from paged.models.forward import GraphDef, linear_layers
 from paged.models.layers import Embed, Linear
+from paged.models.stored_weight import values_of
 from paged.native.linear import pack
 
 
@@ -32,11 +33,8 @@ def pack_linear_layers(
       ValueError: for an element type that the kernels do not have.
     """
     model = nnx.merge(graphdef, params)
-    layers: list[Linear | Embed] = [
-        module for _, module in nnx.iter_modules(model) if isinstance(module, Linear)
-    ]
-    layers.append(model.head)
-    total = sum(layer.weight[...].nbytes for layer in layers)
+    layers = linear_layers(model)
+    total = sum(values_of(layer.weight)[...].nbytes for layer in layers)
     with (
         concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
         tqdm(
@@ -45,14 +43,14 @@ def pack_linear_layers(
     ):
         for layer, packed in zip(layers, pool.map(_pack, layers), strict=True):
             # The names of its axes stay, unused: packed weights live on one device.
-            layer.weight.set_value(packed)
+            values_of(layer.weight).set_value(packed)
             bar.update(packed.nbytes)
     packed_params: nnx.State[Any, Any] = nnx.state(model)
     return packed_params
 
 
 def _pack(layer: Linear | Embed) -> Array:
-    weight = layer.weight[...]
+    weight = values_of(layer.weight)[...]
     matrix = np.asarray(weight).reshape(math.prod(layer.output_shape), -1)
     packed = jnp.asarray(pack(matrix))
     weight.delete()
