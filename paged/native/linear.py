@@ -72,8 +72,12 @@ def packed_shape(num_outputs: int, num_inputs: int, dtype: np.dtype) -> tuple[in
     return -(-num_outputs // TILE), -(-num_inputs // elements), TILE, elements
 
 
-def pack(weight: np.ndarray) -> np.ndarray:
-    """Return a weight `[N, K]` in the packed layout, in memory of its own.
+def pack(weight: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Return a weight `[N, K]` in the packed layout.
+
+    Args:
+      weight: the weight.
+      out: where to put it, of the packed shape and the weight's type; None takes new memory.
 
     Raises:
       ValueError: for an element type that the kernel does not have.
@@ -81,7 +85,8 @@ def pack(weight: np.ndarray) -> np.ndarray:
     num_outputs, num_inputs = weight.shape
     shape = packed_shape(num_outputs, num_inputs, weight.dtype)
     tiles, steps, _, elements = shape
-    packed = np.empty(shape, weight.dtype)
+    packed = np.empty(shape, weight.dtype) if out is None else out
+    assert (packed.shape, packed.dtype) == (shape, weight.dtype)
     # As 32-bit words, which numpy moves in one piece.
     words = packed.view(np.uint32).reshape(tiles, steps, TILE)
     if (num_outputs, num_inputs) != (tiles * TILE, steps * elements):
