@@ -16,7 +16,7 @@ from paged.kv_write import write_kv
 from paged.metadata import AttentionMetadata
 from paged.models.batch import ForwardBatch
 from paged.models.config import ModelConfig
-from paged.models.layers import Embed, Linear, RMSNorm
+from paged.models.layers import Embed, Linear, RMSNorm, project, project_gated
 from paged.models.rope import apply_rope, rope_cos_sin
 
 
@@ -56,6 +56,7 @@ class Attention(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "num_tokens hidden"],
+        norm: RMSNorm,
         kv_cache: Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
         cos_sin: tuple[Array, Array],
         metadata: AttentionMetadata,
@@ -64,10 +65,9 @@ class Attention(nnx.Module):
         Float[Array, "num_tokens hidden"],
         Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
     ]:
-        """Return the attention's output and the cache with this step's keys and values."""
-        q = apply_rope(self.q_proj(x), *cos_sin)
-        k = apply_rope(self.k_proj(x), *cos_sin)
-        v = self.v_proj(x)
+        """Return x plus the attention over `norm(x)`, and the cache with this step's keys."""
+        q, k, v = project(x, self.q_proj, self.k_proj, self.v_proj, norm=norm)
+        q, k = apply_rope(q, *cos_sin), apply_rope(k, *cos_sin)
         backend = self.attention_backend
         kv_cache = write_kv(kv_cache, k, v, metadata.slot_mapping, backend=backend)
         mixed = ragged_paged_attention(
@@ -80,7 +80,7 @@ class Attention(nnx.Module):
             backend=backend,
             plan=plan,
         )
-        return self.o_proj(mixed), kv_cache
+        return self.o_proj(mixed, residual=x), kv_cache
 
 
 class MLP(nnx.Module):
@@ -97,9 +97,12 @@ class MLP(nnx.Module):
         self.up_proj = project("TD,FD->TF", mlp, embed)
         self.down_proj = project("TF,DF->TD", embed, mlp)
 
-    def __call__(self, x: Float[Array, "num_tokens hidden"]) -> Float[Array, "num_tokens hidden"]:
-        """Return the MLP's output."""
-        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+    def __call__(
+        self, x: Float[Array, "num_tokens hidden"], norm: RMSNorm
+    ) -> Float[Array, "num_tokens hidden"]:
+        """Return x plus the MLP of `norm(x)`."""
+        mixed = project_gated(x, self.gate_proj, self.up_proj, activation="silu", norm=norm)
+        return self.down_proj(mixed, residual=x)
 
 
 class DecoderLayer(nnx.Module):
@@ -138,9 +141,8 @@ class DecoderLayer(nnx.Module):
         Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
     ]:
         """Return the residual stream after this layer, and the layer's updated cache."""
-        mixed, kv_cache = self.attention(self.attention_norm(x), kv_cache, cos_sin, metadata, plan)
-        x = x + mixed
-        return x + self.mlp(self.mlp_norm(x)), kv_cache
+        x, kv_cache = self.attention(x, self.attention_norm, kv_cache, cos_sin, metadata, plan)
+        return self.mlp(x, self.mlp_norm), kv_cache
 
 
 class _CachePlace(NamedTuple):

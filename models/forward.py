@@ -13,7 +13,9 @@ from paged.kv_write import write_token_ids
 from paged.models.batch import ForwardBatch
 from paged.models.config import ModelConfig
 from paged.models.decoder import DecoderLM
+from paged.models.layers import Embed, Linear
 from paged.models.registry import ARCHITECTURES
+from paged.models.stored_weight import QUANTIZATIONS
 from paged.sharding import ShardingRules
 
 type GraphDef = nnx.GraphDef[DecoderLM]
@@ -53,6 +55,7 @@ def abstract_model(
     dtype: str,
     attention_backend: str = "auto",
     cache_groups: tuple[CacheGroup, ...] | None = None,
+    quantization: str | None = None,
 ) -> tuple[GraphDef, nnx.State[Any, Any]]:
     """Return the structure of a model and the shapes of its parameters; no memory is used.
 
@@ -61,6 +64,7 @@ def abstract_model(
       dtype: element type of parameters and activations, see `resolve_dtype`.
       attention_backend: name that the two cache ops are called with.
       cache_groups: which layers share block tables; None: all of them.
+      quantization: see `quantize_layers`.
 
     Returns:
       The graph definition, and a state of `jax.ShapeDtypeStruct` whose variables carry the logical
@@ -69,16 +73,42 @@ def abstract_model(
     build = ARCHITECTURES[config.architecture].build
 
     def create() -> DecoderLM:
-        return build(
+        model = build(
             config,
             dtype=dtype,
             attention_backend=attention_backend,
             cache_groups=cache_groups,
             rngs=nnx.Rngs(0),
         )
+        quantize_layers(model, quantization)
+        return model
 
     graphdef, state = nnx.split(nnx.eval_shape(create))
     return graphdef, state
+
+
+def linear_layers(model: DecoderLM) -> list[Linear | Embed]:
+    """Return the layers that read a weight at every token: the linear ones, and the head."""
+    layers: list[Linear | Embed] = [
+        module for _, module in nnx.iter_modules(model) if isinstance(module, Linear)
+    ]
+    return [*layers, model.head]
+
+
+def quantize_layers(model: DecoderLM, quantization: str | None) -> None:
+    """Store the weights of a model's linear layers and of its head in another format.
+
+    An embedding that is the head, too, is looked up there. Norms and biases stay as they are.
+
+    Args:
+      model: changed in place.
+      quantization: a name in `paged.models.stored_weight.QUANTIZATIONS`; None changes nothing.
+    """
+    if quantization is None:
+        return
+    for layer in linear_layers(model):
+        assert isinstance(layer.weight, nnx.Param), "quantised already"
+        layer.weight = QUANTIZATIONS[quantization](layer.weight, len(layer.output_shape))
 
 
 def param_shardings(

@@ -13,6 +13,7 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEFAULT_COMPILATION_CACHE_DIR = "~/.cache/paged/xla"
 ATTENTION_BACKENDS = ("auto", "xla")
 LINEAR_BACKENDS = ("auto", "native", "xla")
+QUANTIZATIONS = ("int8",)
 DEFAULT_NATIVE_CACHE_DIR = "~/.cache/paged/native"
 
 
@@ -32,6 +33,8 @@ class EngineConfig:
       enable_prefix_caching: reuse the KV of equal prefixes.
       kv_cache_dtype: element type of the KV cache; "auto" is the model's.
       dtype: element type of weights and activations; "auto" is the checkpoint's.
+      quantization: "int8" keeps the weights of linear layers and of the head as int8, with one
+        scale per output; activations stay as they are. None keeps them in `dtype`.
       seed: seed of the requests that bring none.
       attention_backend: "auto", or a backend's name as a promise.
       linear_backend: "auto", "native" (the C++ kernels, on a CPU) or "xla"; the names are promises.
@@ -68,6 +71,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     kv_cache_dtype: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
     seed: int = 0
     attention_backend: str = "auto"
     linear_backend: str = "auto"
@@ -99,6 +103,8 @@ class EngineConfig:
             )
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _check_choice("dtype", self.dtype, DTYPES)
+        if self.quantization is not None:
+            _check_choice("quantization", self.quantization, QUANTIZATIONS)
         _check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         _check_choice("linear_backend", self.linear_backend, LINEAR_BACKENDS)
         _check_choice("generation_config", self.generation_config, ("auto", "vllm"))

@@ -201,9 +201,16 @@ def _load_runner(
         dtype=config.dtype,
         attention_backend=config.attention_backend,
         cache_groups=groups,
+        quantization=config.quantization,
     )
     with _phase(phases, "load weights"), contextlib.closing(checkpoint.open_source()) as source:
-        params = load_params(model, source, dtype=config.dtype, progress=progress)
+        params = load_params(
+            model,
+            source,
+            dtype=config.dtype,
+            quantization=config.quantization,
+            progress=progress,
+        )
         if config.linear_backend == "native":
             params = pack_linear_layers(graphdef, params, progress=progress)
     with _phase(phases, "allocate KV cache"):
@@ -338,7 +345,7 @@ def size_kv_cache(spec: KVCacheSpec, config: EngineConfig, model: ModelConfig) -
 
 def weight_bytes(config: EngineConfig, model: ModelConfig) -> int:
     """Return the bytes that the parameters will take."""
-    _, params = abstract_model(model, dtype=config.dtype)
+    _, params = abstract_model(model, dtype=config.dtype, quantization=config.quantization)
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
 

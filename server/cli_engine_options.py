@@ -8,6 +8,7 @@ from paged.scheduler.config import (
     DTYPES,
     KV_CACHE_DTYPES,
     LINEAR_BACKENDS,
+    QUANTIZATIONS,
     EngineConfig,
 )
 from paged.scheduler.eviction.policies import POLICIES
@@ -60,6 +61,13 @@ def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) 
     )
     group.add_argument(
         "--dtype", choices=DTYPES, default=defaults.dtype, help="type of weights and activations"
+    )
+    group.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        default=defaults.quantization,
+        help="int8: keep the weights of linear layers and of the head in 8 bits (default: as they "
+        "are)",
     )
     group.add_argument(
         "--attention-backend",

@@ -27,6 +27,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         enable_prefix_caching=args.enable_prefix_caching,
         kv_cache_dtype=args.kv_cache_dtype,
         dtype=args.dtype,
+        quantization=args.quantization,
         seed=args.seed,
         attention_backend=args.attention_backend,
         linear_backend=args.linear_backend,

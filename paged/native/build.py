@@ -27,7 +27,7 @@ SOURCES = pathlib.Path(__file__).parent / "cpp"
 
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=fast", "-Wall", "-Wextra", "-Wno-psabi")
-_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16")
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mavx512vbmi")
 # Further flags of single files, on x86-64; only code behind a test of the CPU may be in them.
 _X86_FLAGS = {
     "linear_avx2.cc": ("-mavx2", "-mfma"),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paged.native.build import BuildError, build_library
-from paged.native.linear import DTYPES, TARGET, pack, packed_linear
+from paged.native.linear import BEST_TARGET, DTYPES, TARGET, PackedWeight, pack, packed_linear
 
 logger = logging.getLogger(__name__)
 
@@ -104,22 +104,35 @@ def best_level() -> int:
 def self_test() -> str | None:
     """Return how the kernels differ from numpy on a small product, or None if they do not."""
     rng = np.random.default_rng(0)
-    for dtype, tolerance in (("float32", 1e-4), ("bfloat16", 5e-2)):
+    for dtype, weight_dtype, tolerance in (
+        ("float32", "float32", 1e-4),
+        ("bfloat16", "bfloat16", 5e-2),
+        ("bfloat16", "int8", 5e-2),
+    ):
         x = np.asarray(jnp.asarray(rng.standard_normal((7, 67)), dtype))
-        weight = np.asarray(jnp.asarray(rng.standard_normal((70, 67)), dtype))
-        expected = x.astype(np.float64) @ weight.astype(np.float64).T
+        # Of int8 all values but -128, which is none.
+        is_int8, scale = weight_dtype == "int8", 1 / 64
+        numbers = rng.integers(-127, 128, (70, 67)) * (1.0 if is_int8 else scale)
+        weight = np.asarray(jnp.asarray(numbers, weight_dtype))
+        scales = np.full(70, scale, np.float32) if is_int8 else None
+        expected = x.astype(np.float64) @ weight.astype(np.float64).T * (scale if is_int8 else 1)
         try:
-            y = packed_linear(x, pack(weight), num_outputs=70, out_dtype="float32")
+            packed = PackedWeight(pack(weight), 70, scales)
+            (y,) = packed_linear(x, [packed], out_dtype="float32")
             error = float(np.abs(np.asarray(y) - expected).max())
         except jax.errors.JaxRuntimeError as failure:
             return f"the self-test failed: {failure}"
         if not error <= tolerance:
-            return f"the self-test failed: {dtype} products are off by {error:.3g}"
+            return f"the self-test failed: {weight_dtype} products are off by {error:.3g}"
     return None
 
 
 def _register(path: pathlib.Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
-    capsule = jax.ffi.pycapsule(library.paged_linear)  # type: ignore[no-untyped-call]
-    jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
+    for target, handler in (
+        (TARGET, library.paged_linear),
+        (BEST_TARGET, library.paged_linear_best),
+    ):
+        capsule = jax.ffi.pycapsule(handler)  # type: ignore[no-untyped-call]
+        jax.ffi.register_ffi_target(target, capsule, platform="cpu")
     return library

@@ -88,6 +88,14 @@ def test_weight_bytes_count_every_parameter_once():
     assert weight_bytes(resolve(), MODEL) == 2 * (1000 * 64 + 2 * layer + 64)
 
 
+def test_int8_weights_take_one_byte_and_a_scale_per_output():
+    outputs = 64 + 2 * 32 + 64 + 2 * 128 + 64
+    weights = 64 * 64 * 2 + 2 * (64 * 32) + 3 * (64 * 128)
+    layer = weights + 4 * outputs + 2 * (2 * 64)
+    head = 1000 * 64 + 4 * 1000
+    assert weight_bytes(resolve(quantization="int8"), MODEL) == head + 2 * layer + 2 * 64
+
+
 def test_activation_bytes_grow_with_both_limits():
     small = activation_bytes(resolve(max_num_batched_tokens=256), MODEL)
     assert activation_bytes(resolve(max_num_batched_tokens=512), MODEL) > small
@@ -104,6 +112,7 @@ def test_activation_bytes_grow_with_both_limits():
         ({"dtype": "int8"}, "dtype='int8' is unknown"),
         ({"attention_backend": "abacus"}, "attention_backend='abacus' is unknown"),
         ({"linear_backend": "abacus"}, "linear_backend='abacus' is unknown"),
+        ({"quantization": "int3"}, "quantization='int3' is unknown; choose one of int8"),
         ({"generation_config": "mine"}, "generation_config='mine' is unknown"),
         (
             {"max_num_seqs": 8, "max_num_batched_tokens": 4},

@@ -74,6 +74,7 @@ FLAGS: dict[str, tuple[str, object]] = {
     "enable_prefix_caching": ("no", False),
     "kv_cache_dtype": ("float16", "float16"),
     "dtype": ("bfloat16", "bfloat16"),
+    "quantization": ("int8", "int8"),
     "seed": ("7", 7),
     "attention_backend": ("xla", "xla"),
     "linear_backend": ("native", "native"),

@@ -10,7 +10,7 @@ constexpr int kPortable = 0, kAvx2 = 1, kAvx512Bf16 = 2;
 // The highest level of this CPU.
 int best_level();
 
-// The tile function of a level, or null if this CPU lacks it.
-TileFunction tile_function(int level);
+// The kernels of a level, or null if this CPU lacks it.
+const LinearKernels* linear_kernels(int level);
 
 }  // namespace paged

@@ -1,5 +1,7 @@
 """The kernels and the parallel loop under the compiler's sanitizers, in a program of their own."""
 
+import concurrent.futures
+import os
 import pathlib
 import subprocess
 
@@ -18,11 +20,15 @@ def test_kernels_pass_the_sanitizers(tmp_path, sanitizers):
     except BuildError as error:
         pytest.skip(f"missing tool: {error}")
     checks = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-O1", "-g1", "-Werror"]
-    objects = []
-    for source in [*KERNELS, DRIVER]:
-        objects.append(f"{tmp_path}/{source.stem}.o")
+
+    def compile_source(source: pathlib.Path) -> str:
+        target = f"{tmp_path}/{source.stem}.o"
         flags = [*flags_of(source.name), *checks, "-I", str(SOURCES)]
-        run(compiler, *flags, "-c", str(source), "-o", objects[-1])
+        run(compiler, *flags, "-c", str(source), "-o", target)
+        return target
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compile_source, [*KERNELS, DRIVER]))
     program = tmp_path / "driver"
     run(compiler, *checks, "-pthread", *objects, "-o", str(program))
     assert run(str(program)).endswith(" 0 failures\n")
