@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from paged.models.token_blocks import take_best
 from paged.native.linear import is_packed, packed_linear, packed_rows
 
 # Uniform with variance 1 / fan-in: much cheaper to draw than normal, as good for random models.
@@ -104,6 +105,10 @@ class Embed(nnx.Module):
             (vocab_size,) = self.output_shape
             return packed_linear(hidden, weight, num_outputs=vocab_size, out_dtype="float32")
         return jnp.einsum("TD,VD->TV", hidden, weight, preferred_element_type=jnp.float32)
+
+    def best_tokens(self, hidden: Float[Array, "n hidden"]) -> Int[Array, "n"]:
+        """Return the first token with the largest logit of each row, int32."""
+        return take_best(self.logits(hidden))
 
 
 class RMSNorm(nnx.Module):

@@ -174,13 +174,16 @@ class BatchLayout:
             logits_indices=fields["logits_indices"],
         )
 
-    def unpack_sampling(self, rows: Array) -> tuple[SamplingBatch, Array, Array, Array]:
+    def unpack_sampled_rows(self, rows: Array) -> Array:
+        """Slice `sampled_rows [num_seqs]` off the traced int32 `[rows_size]` array."""
+        return self._slice(rows)["sampled_rows"]
+
+    def unpack_sampling(self, rows: Array) -> tuple[SamplingBatch, Array, Array]:
         """Slice the traced int32 `[rows_size]` array into what the sampler needs.
 
         Returns:
           The sampler's batch; of the first cache group, which never drops a block,
-          `block_tables [num_seqs, max_blocks_per_seq]`; `seq_lens [num_seqs]`; and
-          `sampled_rows [num_seqs]`.
+          `block_tables [num_seqs, max_blocks_per_seq]`; and `seq_lens [num_seqs]`.
         """
         fields = self._slice(rows)
         column = {name: fields["sampling"][:, i] for i, name in enumerate(SAMPLING_COLUMNS)}
@@ -194,7 +197,7 @@ class BatchLayout:
             wants_logprobs=fields["wants_logprobs"],
             **column,
         )
-        return sampling, fields["block_tables"], fields["seq_lens"], fields["sampled_rows"]
+        return sampling, fields["block_tables"], fields["seq_lens"]
 
     def _slice(self, packed: Array) -> dict[str, Array]:
         """Slice a traced packed array, or its first part, into fields."""

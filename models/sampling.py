@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from paged.models.batch import SampledTokens, SamplingBatch
+from paged.models.token_blocks import BLOCK, first_best, in_blocks, take_best, take_blocks
 
-# Tokens per block, and blocks that truncation looks at first. A vocabulary of 49152 has 768 blocks,
-# and 64 of them are 4096 candidates: a twelfth of the work of each of the 32 rounds of a search.
-_BLOCK = 64
+# Blocks that truncation looks at first. A vocabulary of 49152 has 768 blocks, and 64 of them are
+# 4096 candidates: a twelfth of the work of each of the 32 rounds of a search.
 _CANDIDATE_BLOCKS = 64
 
 # Tokens of history that penalties count per iteration; they stop at the longest live history.
@@ -65,7 +65,7 @@ def sample(
         return _draw(lax.cond(is_processed, process, lambda x: x, logits), batch, positions)
 
     is_plain = ~is_processed & (batch.temperature <= 0).all()
-    token_ids = lax.cond(is_plain, _take_best, process_and_draw, logits)
+    token_ids = lax.cond(is_plain, take_best, process_and_draw, logits)
     # A row without any possible token, or with NaN, would end in the padding of the last block.
     token_ids = jnp.minimum(token_ids, logits.shape[1] - 1)
     report = functools.partial(_with_logprobs, max_logprobs=max_logprobs)
@@ -138,36 +138,29 @@ def _count_tokens(
     return counted
 
 
-def _take_best(logits: Array) -> Array:
-    """Return the first largest logit of each row, int32 `[num_seqs]`."""
-    blocks = _in_blocks(logits)
-    block = _first_best(blocks.max(axis=2))
-    return block * _BLOCK + _first_best(_take_blocks(blocks, block[:, None]))
-
-
 def _draw(logits: Array, batch: SamplingBatch, positions: Array) -> Array:
     """Draw a block by its mass, then a token of it: the Gumbel-max trick, twice.
 
     P(block) P(token | block) = P(token), so the draw is exact, and it needs noise for the blocks
     and for one of them instead of for every token. Greedy rows compare the logits themselves.
     """
-    blocks = _in_blocks(logits)
+    blocks = in_blocks(logits)
     best = blocks.max(axis=2)
     num_blocks = blocks.shape[1]
     is_random = (batch.temperature > 0)[:, None]
     inverse_temperature = 1.0 / jnp.where(is_random, batch.temperature[:, None], 1.0)
     peak = best.max(axis=1, keepdims=True)
     floor = _truncation_floor(blocks, best, peak, inverse_temperature, batch)
-    noise = jax.vmap(_gumbel, in_axes=(0, 0, None))(batch.seeds, positions, num_blocks + _BLOCK)
+    noise = jax.vmap(_gumbel, in_axes=(0, 0, None))(batch.seeds, positions, num_blocks + BLOCK)
 
     weights = jnp.exp((blocks - peak[:, :, None]) * inverse_temperature[:, :, None])
     mass = jnp.where(blocks >= floor[:, :, None], weights, 0.0).sum(axis=2)
-    block = _first_best(jnp.where(is_random, jnp.log(mass) + noise[:, :num_blocks], best))
+    block = first_best(jnp.where(is_random, jnp.log(mass) + noise[:, :num_blocks], best))
 
-    tokens = _take_blocks(blocks, block[:, None])
+    tokens = take_blocks(blocks, block[:, None])
     scaled = (tokens - peak) * inverse_temperature + noise[:, num_blocks:]
     scaled = jnp.where(tokens >= floor, scaled, -jnp.inf)
-    return block * _BLOCK + _first_best(jnp.where(is_random, scaled, tokens))
+    return block * BLOCK + first_best(jnp.where(is_random, scaled, tokens))
 
 
 def _gumbel(seed: Array, position: Array, size: int) -> Array:
@@ -206,7 +199,7 @@ def _truncation_floor(
     def search(floor: Array) -> Array:
         num_candidates = min(_CANDIDATE_BLOCKS, best.shape[1])
         block_best, block = lax.top_k(best, num_candidates)
-        everything, candidates = blocks.reshape(blocks.shape[0], -1), _take_blocks(blocks, block)
+        everything, candidates = blocks.reshape(blocks.shape[0], -1), take_blocks(blocks, block)
         is_all = candidates.shape == everything.shape
         cut = jnp.full_like(peak, -jnp.inf) if is_all else block_best[:, -1:]
         logits = _Logits(everything, candidates, cut, peak, inverse_temperature)
@@ -329,32 +322,9 @@ def _with_logprobs(logits: Array, token_ids: Array, *, max_logprobs: int) -> Sam
 
 def _top_tokens(logits: Array, count: int) -> tuple[Array, Array]:
     """Return the largest logits of each row and their ids, lower ids first among equals."""
-    blocks = _in_blocks(logits)
+    blocks = in_blocks(logits)
     # They lie in the `count` blocks with the largest maxima; in order of id, as ties are.
     block = lax.top_k(blocks.max(axis=2), min(count, blocks.shape[1]))[1]
     block = jnp.sort(block, axis=1)
-    top, index = lax.top_k(_take_blocks(blocks, block), count)
-    return top, jnp.take_along_axis(block, index // _BLOCK, axis=1) * _BLOCK + index % _BLOCK
-
-
-def _in_blocks(logits: Array) -> Array:
-    """Return the logits as `[num_seqs, num_blocks, 64]`, the last block filled with -inf."""
-    missing = -logits.shape[1] % _BLOCK
-    padded = jnp.pad(logits, ((0, 0), (0, missing)), constant_values=-jnp.inf)
-    return padded.reshape(logits.shape[0], -1, _BLOCK)
-
-
-def _take_blocks(blocks: Array, index: Array) -> Array:
-    """Return the blocks `index` `[num_seqs, n]` of each row side by side, `[num_seqs, n * 64]`."""
-    taken = jnp.take_along_axis(blocks, index[:, :, None], axis=1)
-    return taken.reshape(blocks.shape[0], -1)
-
-
-def _first_best(values: Array) -> Array:
-    """Return the first index of the largest value of each row, int32 `[num_seqs]`.
-
-    XLA's own argmax is a scalar loop on CPUs, several times slower than these three reductions.
-    """
-    index = jnp.arange(values.shape[1], dtype=jnp.int32)[None, :]
-    is_best = values == values.max(axis=1, keepdims=True)
-    return jnp.where(is_best, index, values.shape[1] - 1).min(axis=1)
+    top, index = lax.top_k(take_blocks(blocks, block), count)
+    return top, jnp.take_along_axis(block, index // BLOCK, axis=1) * BLOCK + index % BLOCK

@@ -10,6 +10,20 @@ from paged.scheduler.request import Request
 from paged.scheduler.row_table import RowTable
 
 
+class Batch(NamedTuple):
+    """What a step hands to the device, and what the host must know of it.
+
+    Attributes:
+      packed: int32 `[layout.size]`, see `BatchLayout`.
+      is_greedy: every sequence that samples takes its likeliest token, and nothing else is wanted.
+      wants_logprobs: some sequence wants log probabilities.
+    """
+
+    packed: np.ndarray
+    is_greedy: bool
+    wants_logprobs: bool
+
+
 class _Sequences(NamedTuple):
     """The scheduled requests by sequence row; arrays are `[num_seqs]`."""
 
@@ -21,8 +35,8 @@ class _Sequences(NamedTuple):
 
 def build_batch(
     output: SchedulerOutput, layout: BatchLayout, table: RowTable, block_size: int
-) -> np.ndarray:
-    """Return the packed inputs of one step, int32 `[layout.size]`.
+) -> Batch:
+    """Return the packed inputs of one step.
 
     Sequence row i belongs to `output.scheduled[i]`. Padding token rows write to slot 0 of the null
     block; padding sequences have length 0. The array is new at every call: JAX may read a NumPy
@@ -65,8 +79,10 @@ def build_batch(
                 views, output.scheduled[i], int(seqs.last_tokens[i]), table, block_size
             )
     _fill_last_tokens(views, seqs, inputs_in_flight, table, block_size)
-    _fill_sampling(views, seqs, np.flatnonzero(samples), table)
-    return packed
+    sampling = np.flatnonzero(samples)
+    num_edits = _fill_sampling(views, seqs, sampling, table)
+    is_greedy = not num_edits and bool(table.is_greedy[seqs.batch_rows[sampling]].all())
+    return Batch(packed, is_greedy, bool(views["wants_logprobs"][0]))
 
 
 def _fill_first_tokens(
@@ -126,8 +142,13 @@ def _last_token_ids(
 
 def _fill_sampling(
     views: dict[str, np.ndarray], seqs: _Sequences, sampling: np.ndarray, table: RowTable
-) -> None:
-    """Write the parameters of the sequences `sampling`; the others stay greedy and keep nothing."""
+) -> int:
+    """Write the parameters of the sequences `sampling`; the others stay greedy and keep nothing.
+
+    Returns:
+      The number of logit edits.
+    """
+    num_edits = 0
     batch_rows = seqs.batch_rows[sampling]
     views["sampled_rows"][sampling] = batch_rows
     views["sampling"][sampling] = table.sampling[batch_rows]
@@ -141,3 +162,5 @@ def _fill_sampling(
         views["edit_ids"][i, : len(edits)] = [token_id for token_id, _ in edits]
         values = np.array([value for _, value in edits], np.float32)
         views["edit_values"][i, : len(edits)] = values.view(np.int32)
+        num_edits += len(edits)
+    return num_edits

@@ -30,6 +30,8 @@ class RowTable:
       block_tables: int32 `[num_groups, max_num_seqs, max_blocks_per_seq]`.
       sampling: int32 `[max_num_seqs, len(SAMPLING_COLUMNS)]`, see `sampling_row`.
       wants_logprobs, has_edits: bool `[max_num_seqs]`.
+      is_greedy: bool `[max_num_seqs]`, whether nothing but the logits and this step's edits decides
+        which token is taken, and only the token is wanted.
     """
 
     def __init__(self, max_num_seqs: int, max_blocks_per_seq: int, num_groups: int = 1) -> None:
@@ -37,6 +39,7 @@ class RowTable:
         self.sampling = np.zeros((max_num_seqs, len(SAMPLING_COLUMNS)), np.int32)
         self.wants_logprobs = np.zeros(max_num_seqs, np.bool_)
         self.has_edits = np.zeros(max_num_seqs, np.bool_)
+        self.is_greedy = np.zeros(max_num_seqs, np.bool_)
         self._num_blocks = np.zeros(max_num_seqs, np.int32)  # entries copied, in every group
         self._versions = np.full(max_num_seqs, -1, np.int64)
 
@@ -71,6 +74,7 @@ class RowTable:
         self.sampling[row] = request.sampling_row
         self.wants_logprobs[row] = request.params.logprobs is not None
         self.has_edits[row] = request.logit_edits is not None
+        self.is_greedy[row] = _is_greedy(request)
         self._append_blocks(row, request)
 
     def _append_blocks(self, row: int, request: Request) -> None:
@@ -78,6 +82,17 @@ class RowTable:
         for group, table in enumerate(request.block_tables):
             self.block_tables[group, row, start : len(table)] = table[start:]
         self._num_blocks[row] = min(len(table) for table in request.block_tables)
+
+
+def _is_greedy(request: Request) -> bool:
+    params, edits = request.params, request.logit_edits
+    penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
+    return (
+        params.temperature <= 0
+        and penalties == (0, 0, 1)
+        and params.logprobs is None
+        and not (edits and edits.only_edits)
+    )
 
 
 def _make_sampling_row(request: Request) -> np.ndarray:
