@@ -86,10 +86,11 @@ class RowTable:
 
 def _is_greedy(request: Request) -> bool:
     params, edits = request.params, request.logit_edits
-    penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
     return (
         params.temperature <= 0
-        and penalties == (0, 0, 1)
+        and params.presence_penalty == 0
+        and params.frequency_penalty == 0
+        and params.repetition_penalty == 1
         and params.logprobs is None
         and not (edits and edits.only_edits)
     )
