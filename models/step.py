@@ -132,9 +132,11 @@ def sample_step(
     def history() -> Array:  # [num_seqs, max_blocks_per_seq * block_size]
         return cached_token_ids[block_tables].reshape(block_tables.shape[0], -1)
 
-    logits = nnx.merge(head, head_params).logits(hidden)
+    def compute_logits() -> Array:
+        return nnx.merge(head, head_params).logits(hidden)
+
     # The sampled token's position is the number of tokens known so far.
-    samples = sample(logits, sampling, history, seq_lens, max_logprobs=max_logprobs)
+    samples = sample(compute_logits, sampling, history, seq_lens, max_logprobs=max_logprobs)
     return samples, _keep(last_tokens, layout.unpack_sampled_rows(rows), samples.token_ids)
 
 

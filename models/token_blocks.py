@@ -34,8 +34,12 @@ def in_blocks(logits: Array) -> Array:
 
 def take_blocks(blocks: Array, index: Array) -> Array:
     """Return the blocks `index` `[num_seqs, n]` of each row side by side, `[num_seqs, n * 64]`."""
-    taken = jnp.take_along_axis(blocks, index[:, :, None], axis=1)
-    return taken.reshape(blocks.shape[0], -1)
+    num_seqs, num_blocks, size = blocks.shape
+    # One row per block: XLA:CPU gathers rows of a matrix twice as fast as slices of a higher rank.
+    rows = jnp.arange(num_seqs, dtype=jnp.int32)[:, None] * num_blocks + index
+    matrix = blocks.reshape(num_seqs * num_blocks, size)
+    taken = matrix.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    return taken.reshape(num_seqs, -1)
 
 
 def first_best(values: Array) -> Array:
