@@ -22,6 +22,7 @@ from jax import Array
 
 from paged.kv_cache import KVCache
 from paged.models.batch import SampledTokens
+from paged.models.executables import ExecutableStore
 from paged.models.forward import HeadDef, forward
 from paged.models.packing import BatchLayout, in_flight
 from paged.models.sampling import sample
@@ -145,11 +146,18 @@ def _keep(last_tokens: Array, sampled_rows: Array, token_ids: Array) -> Array:
 
 
 def compile_forward(
-    graphdef: Any, params: Any, kv_cache: KVCache, layout: BatchLayout, *, max_num_seqs: int
+    store: ExecutableStore,
+    graphdef: Any,
+    params: Any,
+    kv_cache: KVCache,
+    layout: BatchLayout,
+    *,
+    max_num_seqs: int,
 ) -> Forward:
-    """Compile `forward_step` for one layout ahead of time; the cache is donated.
+    """Compile `forward_step` for one layout ahead of time, or load it; the cache is donated.
 
     Args:
+      store: where compiled programs are kept.
       graphdef, params: the split model; `params` may be arrays or their abstract shapes.
       kv_cache: the cache, or its abstract shape.
       layout: the static shapes.
@@ -157,30 +165,37 @@ def compile_forward(
     """
     leaves, treedef = jax.tree.flatten(params)
     step = functools.partial(forward_step, treedef=treedef, graphdef=graphdef, layout=layout)
-    last_tokens = np.zeros(max_num_seqs, np.int32)
     jitted = jax.jit(step, donate_argnums=1)
-    lowered = jitted.lower(tuple(leaves), kv_cache, layout.empty(), last_tokens)
-    compiled: Forward = lowered.compile()
+    arguments = tuple(leaves), kv_cache, layout.empty(), np.zeros(max_num_seqs, np.int32)
+    compiled: Forward = _compile(store, f"forward {layout}", jitted, *arguments)
     return compiled
 
 
 def compile_greedy(
-    head: HeadDef, head_params: Any, layout: BatchLayout, *, max_num_seqs: int
+    store: ExecutableStore,
+    head: HeadDef,
+    head_params: Any,
+    layout: BatchLayout,
+    *,
+    max_num_seqs: int,
 ) -> Greedy:
-    """Compile `greedy_step` for the number of sequences of `layout` ahead of time.
+    """Compile `greedy_step` for the number of sequences of `layout` ahead of time, or load it.
 
     Args:
+      store: where compiled programs are kept.
       head, head_params: see `paged.models.forward.split_head`.
       layout: the static shapes.
       max_num_seqs: batch rows.
     """
-    step = functools.partial(greedy_step, head=head, layout=layout)
+    jitted = jax.jit(functools.partial(greedy_step, head=head, layout=layout))
     hidden, rows, last_tokens = _head_inputs(head, head_params, layout, max_num_seqs)
-    compiled: Greedy = jax.jit(step).lower(head_params, hidden, rows, last_tokens).compile()
+    arguments = head_params, hidden, rows, last_tokens
+    compiled: Greedy = _compile(store, f"greedy {layout}", jitted, *arguments)
     return compiled
 
 
 def compile_sample(
+    store: ExecutableStore,
     head: HeadDef,
     head_params: Any,
     kv_cache: KVCache,
@@ -189,18 +204,23 @@ def compile_sample(
     max_num_seqs: int,
     max_logprobs: int,
 ) -> Sample:
-    """Compile `sample_step` for the number of sequences of `layout` ahead of time.
+    """Compile `sample_step` for the number of sequences of `layout` ahead of time, or load it.
 
     Args:
-      head, head_params, layout, max_num_seqs: as in `compile_greedy`.
+      store, head, head_params, layout, max_num_seqs: as in `compile_greedy`.
       kv_cache: the cache, or its abstract shape.
       max_logprobs: see `sample_step`.
     """
     step = functools.partial(sample_step, head=head, layout=layout, max_logprobs=max_logprobs)
     hidden, rows, last_tokens = _head_inputs(head, head_params, layout, max_num_seqs)
-    lowered = jax.jit(step).lower(head_params, hidden, rows, kv_cache.token_ids, last_tokens)
-    compiled: Sample = lowered.compile()
+    arguments = head_params, hidden, rows, kv_cache.token_ids, last_tokens
+    name = f"sample {layout} {max_logprobs}"
+    compiled: Sample = _compile(store, name, jax.jit(step), *arguments)
     return compiled
+
+
+def _compile(store: ExecutableStore, name: str, jitted: Any, *arguments: Any) -> Any:
+    return store.get(name, lambda: jitted.lower(*arguments).compile(), *arguments)
 
 
 def _head_inputs(

@@ -17,6 +17,7 @@ from paged.kv_cache import KVCacheSpec, allocate_kv_cache
 from paged.models.checkpoint import Checkpoint, open_checkpoint
 from paged.models.compilation import make_cache_directory, persistent_cache
 from paged.models.config import ModelConfig
+from paged.models.executables import ExecutableStore
 from paged.models.forward import abstract_model
 from paged.models.linear_packing import pack_linear_layers
 from paged.models.weights import load_params, resolve_dtype
@@ -225,9 +226,20 @@ def _load_runner(
     table = BucketTable(limits.max_num_seqs, limits.max_num_batched_tokens)
     logger.info("Compiling for %d shapes of a step.", len(table.buckets))
     with _phase(phases, "compile steps"), persistent_cache(config.compilation_cache_dir):
-        runner.warmup(table, progress=progress)
+        runner.warmup(table, store=_executable_store(config, model, groups), progress=progress)
         mover.warmup()
     return runner, tiers
+
+
+def _executable_store(
+    config: EngineConfig, model: ModelConfig, groups: tuple[CacheGroup, ...]
+) -> ExecutableStore:
+    """Return the programs of this model and config that earlier starts have compiled."""
+    path = make_cache_directory(config.compilation_cache_dir)
+    return ExecutableStore(
+        path and path / "executables",
+        f"{model} {groups} {config.dtype} {config.attention_backend} {config.linear_backend}",
+    )
 
 
 def _cache_groups(config: EngineConfig, model: ModelConfig) -> tuple[CacheGroup, ...]:

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from paged.kv_cache import KVCache
 from paged.models.batch import SampledTokens
+from paged.models.executables import ExecutableStore
 from paged.models.forward import split_head
 from paged.models.packing import BatchLayout
 from paged.models.step import (
@@ -135,28 +136,32 @@ class ModelRunner:
             num_groups=num_groups,
         )
 
-    def warmup(self, table: BucketTable, *, progress: bool = True) -> None:
-        """Compile the programs of every bucket, and run the smallest once.
+    def warmup(
+        self, table: BucketTable, *, store: ExecutableStore | None = None, progress: bool = True
+    ) -> None:
+        """Compile the programs of every bucket, or load them, and run the smallest once.
 
         Args:
           table: the buckets; `execute` picks from it.
+          store: where compiled programs are kept; None: nowhere.
           progress: show a bar on standard error.
         """
+        store = store or ExecutableStore(None)
         # Largest first, so that the long compilations do not end up alone at the end.
         buckets = sorted(table.buckets, key=lambda b: b.num_tokens * b.num_seqs, reverse=True)
-        by_num_seqs = {bucket.num_seqs: bucket for bucket in buckets}
+        by_seqs = {bucket.num_seqs: bucket for bucket in buckets}
         with (
             concurrent.futures.ThreadPoolExecutor(_COMPILE_THREADS) as pool,
             tqdm(
-                total=len(buckets) + 2 * len(by_num_seqs),
+                total=len(buckets) + 2 * len(by_seqs),
                 desc="Compiling",
                 unit="program",
                 disable=not progress,
             ) as bar,
         ):
-            forward = {b: pool.submit(self._compile_forward, b) for b in buckets}
-            sample = {n: pool.submit(self._compile_sample, b) for n, b in by_num_seqs.items()}
-            greedy = {n: pool.submit(self._compile_greedy, b) for n, b in by_num_seqs.items()}
+            forward = {b: pool.submit(self._compile_forward, store, b) for b in buckets}
+            sample = {n: pool.submit(self._compile_sample, store, b) for n, b in by_seqs.items()}
+            greedy = {n: pool.submit(self._compile_greedy, store, b) for n, b in by_seqs.items()}
             pending: list[concurrent.futures.Future[Any]]
             pending = [*forward.values(), *sample.values(), *greedy.values()]
             for done in concurrent.futures.as_completed(pending):
@@ -220,8 +225,9 @@ class ModelRunner:
         if output.block_copies:
             self._kv_cache = mover.copy(self._kv_cache, output.block_copies)
 
-    def _compile_forward(self, bucket: Bucket) -> Forward:
+    def _compile_forward(self, store: ExecutableStore, bucket: Bucket) -> Forward:
         return compile_forward(
+            store,
             self._graphdef,
             self._params,
             self._kv_cache,
@@ -229,16 +235,18 @@ class ModelRunner:
             max_num_seqs=self._last_tokens.shape[0],
         )
 
-    def _compile_greedy(self, bucket: Bucket) -> Greedy:
+    def _compile_greedy(self, store: ExecutableStore, bucket: Bucket) -> Greedy:
         return compile_greedy(
+            store,
             self._head,
             self._head_params,
             self.layout(bucket),
             max_num_seqs=self._last_tokens.shape[0],
         )
 
-    def _compile_sample(self, bucket: Bucket) -> Sample:
+    def _compile_sample(self, store: ExecutableStore, bucket: Bucket) -> Sample:
         return compile_sample(
+            store,
             self._head,
             self._head_params,
             self._kv_cache,

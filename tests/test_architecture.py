@@ -43,7 +43,9 @@ JAX = {"jax", "jaxlib", "flax", "jaxtyping", "optax", "orbax"}
 HTTP = {"aiohttp", "prometheus_client"}
 
 # Where the environment may be read, besides server/cli*.py.
-READS_ENVIRONMENT: dict[str, str] = {}
+READS_ENVIRONMENT: dict[str, str] = {
+    "models/executables.py": "XLA_FLAGS is part of what a compiled program is made from",
+}
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from paged.kv_cache import KVCacheSpec, allocate_kv_cache
+from paged.models.executables import ExecutableStore
 from paged.models.layers import Embed
 from paged.models.packing import BatchLayout, sampling_row
 from paged.models.step import compile_greedy, compile_sample
@@ -51,12 +52,20 @@ def test_both_programs_take_the_first_best_token_and_keep_it_by_batch_row(embed:
     logits = np.asarray(hidden, np.float64) @ weight.T
     expected = logits.argmax(axis=1)
     assert expected[:2].tolist() == [70, 149]  # not 140
-    greedy = compile_greedy(head, head_params, LAYOUT, max_num_seqs=NUM_ROWS)
+    greedy = compile_greedy(ExecutableStore(None), head, head_params, LAYOUT, max_num_seqs=NUM_ROWS)
     token_ids, kept = greedy(head_params, hidden, packed_rows(), last_tokens)
     assert token_ids.tolist() == expected.tolist()
     assert kept.tolist() == [expected[1], -7, expected[3], -7, expected[0]]
 
-    sample = compile_sample(head, head_params, CACHE, LAYOUT, max_num_seqs=NUM_ROWS, max_logprobs=2)
+    sample = compile_sample(
+        ExecutableStore(None),
+        head,
+        head_params,
+        CACHE,
+        LAYOUT,
+        max_num_seqs=NUM_ROWS,
+        max_logprobs=2,
+    )
     # A penalty of nothing, as no token is known yet: the long way to the same tokens.
     rows = packed_rows(repetition_penalty=1.5)
     samples, kept_too = sample(head_params, hidden, rows, CACHE.token_ids, last_tokens)
@@ -66,7 +75,7 @@ def test_both_programs_take_the_first_best_token_and_keep_it_by_batch_row(embed:
 
 def test_the_greedy_program_does_not_know_the_sampler(embed: Embed) -> None:
     head, head_params = nnx.split(embed)
-    greedy = compile_greedy(head, head_params, LAYOUT, max_num_seqs=NUM_ROWS)
+    greedy = compile_greedy(ExecutableStore(None), head, head_params, LAYOUT, max_num_seqs=NUM_ROWS)
     text = greedy.as_text()  # type: ignore[attr-defined]
     for word in ("sort", "rng", "exponential", "while"):
         assert word not in text, word
