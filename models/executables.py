@@ -53,7 +53,7 @@ class ExecutableStore:
 
         Args:
           name: tells programs with equal arguments apart; whatever was static is part of it.
-          compile_program: makes it, a `jax.stages.Compiled`.
+          compile_program: makes it, a `jax.stages.Compiled`, under `no_persistent_cache`.
           *arguments: what it will be called with, or their abstract shapes.
         """
         if self._folder is None:

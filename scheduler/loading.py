@@ -15,7 +15,7 @@ from paged.block_copy import MAX_STAGED_BYTES
 from paged.cache_groups import CacheGroup, group_layers, one_group
 from paged.kv_cache import KVCacheSpec, allocate_kv_cache
 from paged.models.checkpoint import Checkpoint, open_checkpoint
-from paged.models.compilation import make_cache_directory, persistent_cache
+from paged.models.compilation import make_cache_directory, no_persistent_cache, persistent_cache
 from paged.models.config import ModelConfig
 from paged.models.executables import ExecutableStore
 from paged.models.forward import abstract_model
@@ -225,9 +225,11 @@ def _load_runner(
     )
     table = BucketTable(limits.max_num_seqs, limits.max_num_batched_tokens)
     logger.info("Compiling for %d shapes of a step.", len(table.buckets))
-    with _phase(phases, "compile steps"), persistent_cache(config.compilation_cache_dir):
-        runner.warmup(table, store=_executable_store(config, model, groups), progress=progress)
-        mover.warmup()
+    with _phase(phases, "compile steps"):
+        with no_persistent_cache():
+            runner.warmup(table, store=_executable_store(config, model, groups), progress=progress)
+        with persistent_cache(config.compilation_cache_dir):
+            mover.warmup()
     return runner, tiers
 
 
