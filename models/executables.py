@@ -95,10 +95,10 @@ def _load(file: pathlib.Path) -> Any:
         if hashlib.sha256(content).digest() != digest:
             logger.info("%s is damaged; compiling its program again.", file)
             return None
-        serialized, ids = pickle.loads(content)
+        (executable, in_tree, out_tree), ids = pickle.loads(content)
         by_id = {device.id: device for device in jax.devices()}
         program = serialize_executable.deserialize_and_load(
-            *serialized, execution_devices=[by_id[i] for i in ids]
+            executable, in_tree, out_tree, execution_devices=[by_id[i] for i in ids]
         )
         os.utime(file.parent)  # in use
         return program

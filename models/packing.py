@@ -5,6 +5,7 @@ all of them into one buffer and the compiled step slices it apart again. Both si
 offsets from the same frozen layout, which is also the static shape the step is compiled for.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping
@@ -173,6 +174,16 @@ class BatchLayout:
             attention=attention,
             logits_indices=fields["logits_indices"],
         )
+
+    def resize_rows(self, rows: Array, num_seqs: int) -> Array:
+        """Return the traced int32 `[rows_size]` array for `num_seqs` sequences, cut or padded."""
+        other = dataclasses.replace(self, num_seqs=num_seqs)
+        fields, padding = self._slice(rows), other.views(other.empty())
+        parts: list[Array | np.ndarray] = []
+        for name, shape in other._row_fields():
+            kept = fields[name][: shape[0]]
+            parts += [kept.ravel(), padding[name][kept.shape[0] :].ravel()]
+        return jnp.concatenate(parts)
 
     def unpack_sampled_rows(self, rows: Array) -> Array:
         """Slice `sampled_rows [num_seqs]` off the traced int32 `[rows_size]` array."""

@@ -3,8 +3,9 @@
 A step is two programs. `forward_step` runs the model and is compiled per bucket. What follows
 needs only the final hidden rows where sequences end, and is compiled once per number of sequences,
 which several buckets share: `greedy_step` if every sequence takes its likeliest token, which the
-host knows, else `sample_step`, which can do everything (docs/decisions/0024). The second program
-is dispatched behind the first without waiting, and what lies between never leaves the device. Nor
+host knows, else `sample_step`, which can do everything (docs/decisions/0024). `resize_step` lies
+between them where the bucket has room for more sequences than there are. Each is dispatched
+behind the one before without waiting, and what lies between never leaves the device. Nor
 need its tokens, to be the next step's input: `last_tokens` keeps them by batch row
 (docs/decisions/0016).
 """
@@ -31,6 +32,9 @@ type Forward = Callable[
     [tuple[Array, ...], KVCache, np.ndarray, Array], tuple[Array, Array, KVCache]
 ]
 """Compiled `forward_step`: (parameter leaves, cache, packed inputs, last tokens) to its results."""
+
+type Resize = Callable[[Array, Array], tuple[Array, Array]]
+"""Compiled `resize_step`: (hidden rows, packed rows) of another number of sequences."""
 
 type Greedy = Callable[[Any, Array, Array, Array], tuple[Array, Array]]
 """Compiled `greedy_step`: (head parameters, hidden rows, packed rows, last tokens)."""
@@ -79,6 +83,23 @@ def _resolve(token_ids: Array, last_tokens: Array) -> Array:
     # Known tokens are clipped to row 0, which `where` ignores.
     sampled = last_tokens.at[rows].get(mode="clip", wrap_negative_indices=False)
     return jnp.where(token_ids < 0, sampled, token_ids)
+
+
+def resize_step(
+    hidden: Array, rows: Array, *, layout: BatchLayout, num_seqs: int
+) -> tuple[Array, Array]:
+    """Cut or pad what lies between the two programs of a step to `num_seqs` sequences.
+
+    Args:
+      hidden, rows: as `forward_step` with `layout` returns them.
+      layout, num_seqs: static.
+
+    Returns:
+      Hidden rows `[num_seqs, hidden_size]` and int32 rows for a layout of as many sequences.
+    """
+    missing = max(0, num_seqs - layout.num_seqs)
+    hidden = jnp.pad(hidden[:num_seqs], ((0, missing), (0, 0)))
+    return hidden, layout.resize_rows(rows, num_seqs)
 
 
 def greedy_step(
@@ -168,6 +189,21 @@ def compile_forward(
     jitted = jax.jit(step, donate_argnums=1)
     arguments = tuple(leaves), kv_cache, layout.empty(), np.zeros(max_num_seqs, np.int32)
     compiled: Forward = _compile(store, f"forward {layout}", jitted, *arguments)
+    return compiled
+
+
+def compile_resize(
+    store: ExecutableStore, head: HeadDef, head_params: Any, layout: BatchLayout, *, num_seqs: int
+) -> Resize:
+    """Compile `resize_step` from the sequences of `layout` to `num_seqs`, or load it.
+
+    Args:
+      store, head, head_params, layout: as in `compile_greedy`.
+      num_seqs: see `resize_step`.
+    """
+    jitted = jax.jit(functools.partial(resize_step, layout=layout, num_seqs=num_seqs))
+    hidden, rows, _ = _head_inputs(head, head_params, layout, 0)
+    compiled: Resize = _compile(store, f"resize {layout} {num_seqs}", jitted, hidden, rows)
     return compiled
 
 

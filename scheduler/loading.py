@@ -24,7 +24,7 @@ from paged.models.weights import load_params, resolve_dtype
 from paged.native.library import resolve_linear_backend
 from paged.scheduler.admission import InputProcessor
 from paged.scheduler.block_pool import BlockPool
-from paged.scheduler.buckets import BucketTable
+from paged.scheduler.buckets import MIN_ROWS, BucketTable
 from paged.scheduler.capacity import (
     GIB,
     MemoryBudget,
@@ -48,6 +48,9 @@ _CPU_LIMITS = (128, 2048)
 _SMALL_GPU_LIMITS = (256, 2048)
 _LARGE_GPU_LIMITS = (1024, 8192)
 _LARGE_GPU_BYTES = 70 * GIB
+
+# Of a full step, in "interactivity": what one prompt may take while others wait for their tokens.
+_INTERACTIVE_PARTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +226,7 @@ def _load_runner(
         num_groups=len(groups),
         block_mover=mover,
     )
-    table = BucketTable(limits.max_num_seqs, limits.max_num_batched_tokens)
+    table = make_bucket_table(config)
     logger.info("Compiling for %d shapes of a step.", len(table.buckets))
     with _phase(phases, "compile steps"):
         with no_persistent_cache():
@@ -231,6 +234,17 @@ def _load_runner(
         with persistent_cache(config.compilation_cache_dir):
             mover.warmup()
     return runner, tiers
+
+
+def make_bucket_table(config: EngineConfig) -> BucketTable:
+    """Return the shapes of the steps of an engine whose defaults are resolved."""
+    limits = StepLimits.of(config)
+    return BucketTable(
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+        min_rows=1 if config.linear_backend == "native" else MIN_ROWS,
+        is_fine=config.performance_mode == "interactivity",
+    )
 
 
 def _executable_store(
@@ -295,7 +309,8 @@ def resolve_config(
             "for; lower it."
         )
     platform = jax.default_backend()
-    default_seqs, default_tokens = _default_limits(platform)
+    factor = 2 if config.performance_mode == "throughput" else 1
+    default_seqs, default_tokens = (factor * limit for limit in _default_limits(platform))
     max_num_seqs = config.max_num_seqs
     max_num_batched_tokens = config.max_num_batched_tokens
     longest_chunk = 1 if config.enable_chunked_prefill else max_model_len
@@ -310,11 +325,15 @@ def resolve_config(
     if max_num_seqs is None:
         max_num_seqs = min(default_seqs, max_num_batched_tokens)
     dtype = resolve_dtype(config.dtype, model)
+    threshold = config.long_prefill_token_threshold
+    if config.performance_mode == "interactivity" and config.enable_chunked_prefill:
+        threshold = threshold or max(1, max_num_batched_tokens // _INTERACTIVE_PARTS)
     return dataclasses.replace(
         config,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        long_prefill_token_threshold=threshold,
         dtype=dtype,
         kv_cache_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         attention_backend=resolve_backend(config.attention_backend, platform),

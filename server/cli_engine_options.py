@@ -8,6 +8,7 @@ from paged.scheduler.config import (
     DTYPES,
     KV_CACHE_DTYPES,
     LINEAR_BACKENDS,
+    PERFORMANCE_MODES,
     EngineConfig,
 )
 from paged.scheduler.eviction.policies import POLICIES
@@ -207,6 +208,13 @@ def _add_scheduling_options(
         type=size,
         metavar="TOKENS",
         help="most tokens computed in one step (default: by device)",
+    )
+    group.add_argument(
+        "--performance-mode",
+        choices=PERFORMANCE_MODES,
+        default=defaults.performance_mode,
+        help="throughput: twice the default of each of the two limits above that is not set; "
+        "interactivity: steadier and shorter steps, for more programs to compile",
     )
     group.add_argument(
         "--max-num-queued-reqs",

@@ -34,6 +34,7 @@ REACHES_DOWN = {
     "row_table",  # asks for sampling parameters as the device reads them
     "offloading",  # makes what moves blocks on the device
     "runner",  # calls the compiled steps
+    "step_programs",  # compiles them
     "transfer",  # copies blocks of the cache
 }
 USES_JAX = {"loading", "runner", "transfer"}

@@ -1,4 +1,6 @@
-"""What follows the model: the two programs that turn hidden rows into tokens."""
+"""What follows the model: the programs that turn hidden rows into tokens."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ from paged.kv_cache import KVCacheSpec, allocate_kv_cache
 from paged.models.executables import ExecutableStore
 from paged.models.layers import Embed
 from paged.models.packing import BatchLayout, sampling_row
-from paged.models.step import compile_greedy, compile_sample
+from paged.models.step import compile_greedy, compile_resize, compile_sample
 
 VOCAB_SIZE, HIDDEN_SIZE, NUM_ROWS = 150, 24, 5
 LAYOUT = BatchLayout(
@@ -79,3 +81,26 @@ def test_the_greedy_program_does_not_know_the_sampler(embed: Embed) -> None:
     text = greedy.as_text()  # type: ignore[attr-defined]
     for word in ("sort", "rng", "exponential", "while"):
         assert word not in text, word
+
+
+@pytest.mark.parametrize("num_seqs", [3, 8, 11])
+def test_rows_between_the_programs_are_cut_or_padded_to_another_number(
+    embed: Embed, num_seqs: int
+) -> None:
+    head, head_params = nnx.split(embed)
+    rng = np.random.default_rng(2)
+    packed = rng.integers(0, 100, LAYOUT.size).astype(np.int32)
+    hidden = hidden_rows(embed)
+    resize = compile_resize(ExecutableStore(None), head, head_params, LAYOUT, num_seqs=num_seqs)
+    got_hidden, got_rows = resize(hidden, packed[: LAYOUT.rows_size])
+
+    kept = min(num_seqs, LAYOUT.num_seqs)
+    assert got_hidden.shape == (num_seqs, HIDDEN_SIZE)
+    np.testing.assert_array_equal(got_hidden[:kept], hidden[:kept])
+    other = dataclasses.replace(LAYOUT, num_seqs=num_seqs)
+    # Field by field what the host would have written into the other layout.
+    expected = other.empty()
+    views = other.views(expected)
+    for name, values in LAYOUT.views(packed).items():
+        views[name][:kept] = values[:kept]
+    np.testing.assert_array_equal(got_rows, expected[: other.rows_size])
