@@ -53,6 +53,17 @@ def add_engine_options(
     )
 
 
+def add_native_cache_option(parser: argparse._ActionsContainer) -> None:
+    """Add where the C++ kernels are kept."""
+    parser.add_argument(
+        "--native-cache-dir",
+        type=pathlib.Path,
+        metavar="DIR",
+        help="folder of compiled C++ kernels (default: $PAGED_CACHE_DIR/native, else "
+        "~/.cache/paged/native)",
+    )
+
+
 def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("--revision", help="branch, tag or commit on the Hub (default: main)")
@@ -96,13 +107,7 @@ def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) 
         default=True,
         help="keep compiled programs for the next start",
     )
-    group.add_argument(
-        "--native-cache-dir",
-        type=pathlib.Path,
-        metavar="DIR",
-        help="folder of compiled C++ kernels (default: $PAGED_CACHE_DIR/native, else "
-        "~/.cache/paged/native)",
-    )
+    add_native_cache_option(group)
 
 
 def _add_memory_options(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:
