@@ -1,5 +1,6 @@
 """`load_engine`: from a model's name and settings to an engine whose steps are all compiled."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import logging
@@ -206,12 +207,15 @@ def _load_runner(
         attention_backend=config.attention_backend,
         cache_groups=groups,
     )
-    with _phase(phases, "load weights"), contextlib.closing(checkpoint.open_source()) as source:
-        params = load_params(model, source, dtype=config.dtype, progress=progress)
-        if config.linear_backend == "native":
-            params = pack_linear_layers(graphdef, params, progress=progress)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        # Gigabytes of zeros on a CPU, written while the weights are read.
+        allocating = pool.submit(allocate_kv_cache, spec, num_blocks)
+        with _phase(phases, "load weights"), contextlib.closing(checkpoint.open_source()) as source:
+            params = load_params(model, source, dtype=config.dtype, progress=progress)
+            if config.linear_backend == "native":
+                params = pack_linear_layers(graphdef, params, progress=progress)
     with _phase(phases, "allocate KV cache"):
-        kv_cache = allocate_kv_cache(spec, num_blocks)
+        kv_cache = allocating.result()
         mover = BlockMover(kv_cache, has_tiers=config.kv_offloading_size > 0)
         tiers = make_tiers(config, mover.transfer, params)
     if jax.default_backend() == "cpu":
