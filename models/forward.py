@@ -1,4 +1,4 @@
-"""The model as pure functions of its parameters: `forward`, `compute_logits`, and its structure."""
+"""The model as pure functions of its parameters: `forward`, its head, and its structure."""
 
 from typing import Any
 
@@ -47,6 +47,18 @@ def compute_logits(
 ) -> Float[Array, "n vocab_size"]:
     """Return float32 logits `[n, vocab_size]` of rows of `forward`'s hidden states."""
     return nnx.merge(graphdef, params).logits(hidden)
+
+
+type HeadDef = nnx.GraphDef[Embed]
+
+
+def split_head(graphdef: GraphDef, params: nnx.State[Any, Any]) -> tuple[HeadDef, Any]:
+    """Return structure and parameters of the head alone; they share the model's arrays.
+
+    A program that needs nothing else takes these few arrays instead of hundreds.
+    """
+    head, head_params = nnx.split(nnx.merge(graphdef, params).head)
+    return head, head_params
 
 
 def abstract_model(

@@ -27,7 +27,8 @@ from paged.models.stored_weight import (
     multiply_float32,
     packed_weight,
 )
-from paged.native.linear import PackedNorm, PackedWeight, packed_linear
+from paged.models.token_blocks import take_best
+from paged.native.linear import PackedNorm, PackedWeight, packed_best, packed_linear
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -115,6 +116,14 @@ class Embed(nnx.Module):
             return multiply_float32(self.weight, hidden, vocab_size)
         (logits,) = packed_linear(hidden, [packed], out_dtype="float32")
         return logits
+
+    def best_tokens(self, hidden: Float[Array, "n hidden"]) -> Int[Array, "n"]:
+        """Return the first token with the largest logit of each row, int32."""
+        (vocab_size,) = self.output_shape
+        packed = packed_weight(self.weight, vocab_size)
+        if packed is None:
+            return take_best(self.logits(hidden))
+        return packed_best(hidden, packed.words, num_outputs=vocab_size, scales=packed.scales)
 
 
 class RMSNorm(nnx.Module):

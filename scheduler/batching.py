@@ -10,6 +10,20 @@ from paged.scheduler.row_table import RowTable
 from paged.scheduler.step_rows import StepRows
 
 
+class Batch(NamedTuple):
+    """What a step hands to the device, and what the host must know of it.
+
+    Attributes:
+      packed: int32 `[layout.size]`, see `BatchLayout`.
+      is_greedy: every sequence that samples takes its likeliest token, and nothing else is wanted.
+      wants_logprobs: some sequence wants log probabilities.
+    """
+
+    packed: np.ndarray
+    is_greedy: bool
+    wants_logprobs: bool
+
+
 class _Sequences(NamedTuple):
     """The scheduled requests by sequence row; arrays are `[num_seqs]`."""
 
@@ -22,8 +36,8 @@ class _Sequences(NamedTuple):
 
 def build_batch(
     output: SchedulerOutput, layout: BatchLayout, table: RowTable, block_size: int
-) -> np.ndarray:
-    """Return the packed inputs of one step, int32 `[layout.size]`.
+) -> Batch:
+    """Return the packed inputs of one step.
 
     Sequence row i belongs to `output.scheduled[i]`. Padding token rows write to slot 0 of the null
     block; padding sequences have length 0. The array is new at every call: JAX may read a NumPy
@@ -72,8 +86,8 @@ def build_batch(
         for i in [i for i, count in enumerate(rows.counts) if count > 1]:
             _fill_first_tokens(views, rows[i], int(token_stops[i]) - 1, table, block_size)
     _fill_last_tokens(views, seqs, table, block_size)
-    _fill_sampling(views, seqs, table)
-    return packed
+    is_greedy = _fill_sampling(views, seqs, table)
+    return Batch(packed, is_greedy, bool(views["wants_logprobs"][0]))
 
 
 def _fill_first_tokens(
@@ -134,8 +148,12 @@ def _last_token_ids(seqs: _Sequences) -> np.ndarray:
     return np.array(token_ids, np.int32)
 
 
-def _fill_sampling(views: dict[str, np.ndarray], seqs: _Sequences, table: RowTable) -> None:
-    """Write the parameters of the sequences that sample; others stay greedy and keep nothing."""
+def _fill_sampling(views: dict[str, np.ndarray], seqs: _Sequences, table: RowTable) -> bool:
+    """Write the parameters of the sequences that sample; others stay greedy and keep nothing.
+
+    Returns:
+      Whether all of them take their likeliest token, and nothing else is wanted.
+    """
     samples = seqs.rows.samples
     sampling: np.ndarray | slice = slice(len(samples))
     if not all(samples):
@@ -144,9 +162,11 @@ def _fill_sampling(views: dict[str, np.ndarray], seqs: _Sequences, table: RowTab
     views["sampled_rows"][sampling] = batch_rows
     views["sampling"][sampling] = table.sampling[batch_rows]
     views["wants_logprobs"][0] = table.wants_logprobs[batch_rows].any()
+    is_greedy = bool(table.is_greedy[batch_rows].all())
     has_edits = table.has_edits[batch_rows]
     if not has_edits.any():
-        return
+        return is_greedy
+    num_edits = 0
     for i in np.arange(len(samples))[sampling][has_edits].tolist():
         request = seqs.rows.requests[i]
         assert request.logit_edits is not None
@@ -156,3 +176,5 @@ def _fill_sampling(views: dict[str, np.ndarray], seqs: _Sequences, table: RowTab
         views["edit_ids"][i, : len(edits)] = [token_id for token_id, _ in edits]
         values = np.array([value for _, value in edits], np.float32)
         views["edit_values"][i, : len(edits)] = values.view(np.int32)
+        num_edits += len(edits)
+    return is_greedy and not num_edits

@@ -14,6 +14,7 @@ DEFAULT_COMPILATION_CACHE_DIR = "~/.cache/paged/xla"
 ATTENTION_BACKENDS = ("auto", "xla")
 LINEAR_BACKENDS = ("auto", "native", "xla")
 QUANTIZATIONS = ("int8",)
+PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
 DEFAULT_NATIVE_CACHE_DIR = "~/.cache/paged/native"
 
 
@@ -25,6 +26,9 @@ class EngineConfig:
       max_model_len: longest prompt plus output, tokens; None takes the model's own.
       max_num_seqs: most requests running at once; None takes the platform's default.
       max_num_batched_tokens: token budget of a step; None takes the platform's default.
+      performance_mode: "balanced"; "throughput" doubles the defaults of the two limits above;
+        "interactivity" has the next token of many users come sooner: finer buckets, and parts of at
+        most an eighth of the budget for prompts that are not alone.
       block_size: tokens per KV block.
       gpu_memory_utilization: share of the device's memory for weights, activations and KV; on a
         CPU, the share of free memory that KV may take (and at most 2 GiB unless set otherwise).
@@ -64,6 +68,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    performance_mode: str = "balanced"
     block_size: int = 16
     gpu_memory_utilization: float = 0.92
     kv_cache_memory_bytes: int | None = None
@@ -101,6 +106,7 @@ class EngineConfig:
             raise ValueError(
                 f"gpu_memory_utilization={self.gpu_memory_utilization} must be in (0, 1]."
             )
+        _check_choice("performance_mode", self.performance_mode, PERFORMANCE_MODES)
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _check_choice("dtype", self.dtype, DTYPES)
         if self.quantization is not None:

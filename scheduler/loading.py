@@ -1,5 +1,6 @@
 """`load_engine`: from a model's name and settings to an engine whose steps are all compiled."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import logging
@@ -15,15 +16,16 @@ from paged.block_copy import MAX_STAGED_BYTES
 from paged.cache_groups import CacheGroup, group_layers, one_group
 from paged.kv_cache import KVCacheSpec, allocate_kv_cache
 from paged.models.checkpoint import Checkpoint, open_checkpoint
-from paged.models.compilation import make_cache_directory, persistent_cache
+from paged.models.compilation import make_cache_directory, no_persistent_cache, persistent_cache
 from paged.models.config import ModelConfig
+from paged.models.executables import ExecutableStore
 from paged.models.forward import abstract_model
 from paged.models.linear_packing import pack_linear_layers
 from paged.models.weights import load_params, resolve_dtype
 from paged.native.library import resolve_linear_backend
 from paged.scheduler.admission import InputProcessor
 from paged.scheduler.block_pool import BlockPool
-from paged.scheduler.buckets import BucketTable
+from paged.scheduler.buckets import MIN_ROWS, BucketTable
 from paged.scheduler.capacity import (
     GIB,
     MemoryBudget,
@@ -47,6 +49,9 @@ _CPU_LIMITS = (128, 2048)
 _SMALL_GPU_LIMITS = (256, 2048)
 _LARGE_GPU_LIMITS = (1024, 8192)
 _LARGE_GPU_BYTES = 70 * GIB
+
+# Of a full step, in "interactivity": what one prompt may take while others wait for their tokens.
+_INTERACTIVE_PARTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,18 +208,21 @@ def _load_runner(
         cache_groups=groups,
         quantization=config.quantization,
     )
-    with _phase(phases, "load weights"), contextlib.closing(checkpoint.open_source()) as source:
-        params = load_params(
-            model,
-            source,
-            dtype=config.dtype,
-            quantization=config.quantization,
-            progress=progress,
-        )
-        if config.linear_backend == "native":
-            params = pack_linear_layers(graphdef, params, progress=progress)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        # Gigabytes of zeros on a CPU, written while the weights are read.
+        allocating = pool.submit(allocate_kv_cache, spec, num_blocks)
+        with _phase(phases, "load weights"), contextlib.closing(checkpoint.open_source()) as source:
+            params = load_params(
+                model,
+                source,
+                dtype=config.dtype,
+                quantization=config.quantization,
+                progress=progress,
+            )
+            if config.linear_backend == "native":
+                params = pack_linear_layers(graphdef, params, progress=progress)
     with _phase(phases, "allocate KV cache"):
-        kv_cache = allocate_kv_cache(spec, num_blocks)
+        kv_cache = allocating.result()
         mover = BlockMover(kv_cache, has_tiers=config.kv_offloading_size > 0)
         tiers = make_tiers(config, mover.transfer, params)
     if jax.default_backend() == "cpu":
@@ -229,12 +237,36 @@ def _load_runner(
         num_groups=len(groups),
         block_mover=mover,
     )
-    table = BucketTable(limits.max_num_seqs, limits.max_num_batched_tokens)
+    table = make_bucket_table(config)
     logger.info("Compiling for %d shapes of a step.", len(table.buckets))
-    with _phase(phases, "compile steps"), persistent_cache(config.compilation_cache_dir):
-        runner.warmup(table, progress=progress)
-        mover.warmup()
+    with _phase(phases, "compile steps"):
+        with no_persistent_cache():
+            runner.warmup(table, store=_executable_store(config, model, groups), progress=progress)
+        with persistent_cache(config.compilation_cache_dir):
+            mover.warmup()
     return runner, tiers
+
+
+def make_bucket_table(config: EngineConfig) -> BucketTable:
+    """Return the shapes of the steps of an engine whose defaults are resolved."""
+    limits = StepLimits.of(config)
+    return BucketTable(
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+        min_rows=1 if config.linear_backend == "native" else MIN_ROWS,
+        is_fine=config.performance_mode == "interactivity",
+    )
+
+
+def _executable_store(
+    config: EngineConfig, model: ModelConfig, groups: tuple[CacheGroup, ...]
+) -> ExecutableStore:
+    """Return the programs of this model and config that earlier starts have compiled."""
+    path = make_cache_directory(config.compilation_cache_dir)
+    return ExecutableStore(
+        path and path / "executables",
+        f"{model} {groups} {config.dtype} {config.attention_backend} {config.linear_backend}",
+    )
 
 
 def _cache_groups(config: EngineConfig, model: ModelConfig) -> tuple[CacheGroup, ...]:
@@ -288,7 +320,8 @@ def resolve_config(
             "for; lower it."
         )
     platform = jax.default_backend()
-    default_seqs, default_tokens = _default_limits(platform)
+    factor = 2 if config.performance_mode == "throughput" else 1
+    default_seqs, default_tokens = (factor * limit for limit in _default_limits(platform))
     max_num_seqs = config.max_num_seqs
     max_num_batched_tokens = config.max_num_batched_tokens
     longest_chunk = 1 if config.enable_chunked_prefill else max_model_len
@@ -303,11 +336,15 @@ def resolve_config(
     if max_num_seqs is None:
         max_num_seqs = min(default_seqs, max_num_batched_tokens)
     dtype = resolve_dtype(config.dtype, model)
+    threshold = config.long_prefill_token_threshold
+    if config.performance_mode == "interactivity" and config.enable_chunked_prefill:
+        threshold = threshold or max(1, max_num_batched_tokens // _INTERACTIVE_PARTS)
     return dataclasses.replace(
         config,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        long_prefill_token_threshold=threshold,
         dtype=dtype,
         kv_cache_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         attention_backend=resolve_backend(config.attention_backend, platform),

@@ -8,6 +8,7 @@ from paged.scheduler.config import (
     DTYPES,
     KV_CACHE_DTYPES,
     LINEAR_BACKENDS,
+    PERFORMANCE_MODES,
     QUANTIZATIONS,
     EngineConfig,
 )
@@ -50,6 +51,17 @@ def add_engine_options(
     group = parser.add_argument_group("logging")
     group.add_argument(
         "--log-level", choices=LOG_LEVELS, default=log_level, help="least severe messages shown"
+    )
+
+
+def add_native_cache_option(parser: argparse._ActionsContainer) -> None:
+    """Add where the C++ kernels are kept."""
+    parser.add_argument(
+        "--native-cache-dir",
+        type=pathlib.Path,
+        metavar="DIR",
+        help="folder of compiled C++ kernels (default: $PAGED_CACHE_DIR/native, else "
+        "~/.cache/paged/native)",
     )
 
 
@@ -103,13 +115,7 @@ def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) 
         default=True,
         help="keep compiled programs for the next start",
     )
-    group.add_argument(
-        "--native-cache-dir",
-        type=pathlib.Path,
-        metavar="DIR",
-        help="folder of compiled C++ kernels (default: $PAGED_CACHE_DIR/native, else "
-        "~/.cache/paged/native)",
-    )
+    add_native_cache_option(group)
 
 
 def _add_memory_options(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:
@@ -215,6 +221,13 @@ def _add_scheduling_options(
         type=size,
         metavar="TOKENS",
         help="most tokens computed in one step (default: by device)",
+    )
+    group.add_argument(
+        "--performance-mode",
+        choices=PERFORMANCE_MODES,
+        default=defaults.performance_mode,
+        help="throughput: twice the default of each of the two limits above that is not set; "
+        "interactivity: steadier and shorter steps, for more programs to compile",
     )
     group.add_argument(
         "--max-num-queued-reqs",

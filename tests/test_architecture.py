@@ -35,6 +35,7 @@ REACHES_DOWN = {
     "offloading",  # makes what moves blocks on the device
     "output_processor",  # hands the tokenizer to what decodes
     "runner",  # calls the compiled steps
+    "step_programs",  # compiles them
     "transfer",  # copies blocks of the cache
 }
 USES_JAX = {"loading", "runner", "transfer"}
@@ -44,7 +45,9 @@ JAX = {"jax", "jaxlib", "flax", "jaxtyping", "optax", "orbax"}
 HTTP = {"aiohttp", "prometheus_client"}
 
 # Where the environment may be read, besides server/cli*.py.
-READS_ENVIRONMENT: dict[str, str] = {}
+READS_ENVIRONMENT: dict[str, str] = {
+    "models/executables.py": "XLA_FLAGS is part of what a compiled program is made from",
+}
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,14 @@ import dataclasses
 import pytest
 
 from paged.models.config import ModelConfig
-from paged.scheduler.config import EngineConfig, StepLimits
-from paged.scheduler.loading import activation_bytes, resolve_config, weight_bytes
+from paged.scheduler.buckets import Bucket
+from paged.scheduler.config import PERFORMANCE_MODES, EngineConfig, StepLimits
+from paged.scheduler.loading import (
+    activation_bytes,
+    make_bucket_table,
+    resolve_config,
+    weight_bytes,
+)
 
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -43,6 +49,55 @@ def test_limits_of_a_cpu_are_the_references():
 )
 def test_a_limit_that_is_given_bounds_the_default_of_the_other(settings, limits):
     assert StepLimits.of(resolve(**settings)) == StepLimits(*limits)
+
+
+@pytest.mark.parametrize(
+    ("settings", "limits"),
+    [
+        ({}, (512, 256, 4096)),
+        ({"max_num_seqs": 10}, (512, 10, 4096)),
+        ({"max_num_batched_tokens": 300}, (512, 256, 300)),
+        ({"max_num_batched_tokens": 100}, (512, 100, 100)),
+    ],
+)
+def test_throughput_doubles_the_limits_that_are_not_given(settings, limits):
+    config = resolve(performance_mode="throughput", **settings)
+    assert StepLimits.of(config) == StepLimits(*limits)
+    assert config.long_prefill_token_threshold == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "threshold"),
+    [
+        ({}, 256),
+        ({"max_num_batched_tokens": 128}, 16),
+        ({"max_num_batched_tokens": 4, "max_num_seqs": 4}, 1),
+        ({"long_prefill_token_threshold": 77}, 77),
+        ({"enable_chunked_prefill": False}, 0),
+    ],
+)
+def test_interactivity_bounds_what_a_prompt_takes_of_a_shared_step(settings, threshold):
+    config = resolve(performance_mode="interactivity", **settings)
+    assert config.long_prefill_token_threshold == threshold
+
+
+def test_interactivity_has_more_shapes_than_the_other_modes():
+    buckets = {
+        mode: make_bucket_table(resolve(performance_mode=mode, linear_backend="xla")).buckets
+        for mode in PERFORMANCE_MODES
+    }
+    assert Bucket(24, 24) in buckets["interactivity"]
+    assert Bucket(24, 24) not in buckets["balanced"]
+    assert buckets["balanced"][-1] == Bucket(2048, 128)
+    assert buckets["throughput"][-1] == Bucket(4096, 256)
+
+
+def test_only_native_linear_layers_have_a_shape_of_one_row(native):
+    smallest = {
+        backend: make_bucket_table(resolve(linear_backend=backend)).buckets[0]
+        for backend in ("native", "xla")
+    }
+    assert smallest == {"native": Bucket(1, 1), "xla": Bucket(8, 8)}
 
 
 @pytest.mark.parametrize(
@@ -110,6 +165,7 @@ def test_activation_bytes_grow_with_both_limits():
         ({"gpu_memory_utilization": 1.5}, r"gpu_memory_utilization=1.5 must be in \(0, 1\]"),
         ({"kv_cache_dtype": "fp7"}, "kv_cache_dtype='fp7' is unknown; choose one of auto, bf"),
         ({"dtype": "int8"}, "dtype='int8' is unknown"),
+        ({"performance_mode": "ludicrous"}, "performance_mode='ludicrous' is unknown"),
         ({"attention_backend": "abacus"}, "attention_backend='abacus' is unknown"),
         ({"linear_backend": "abacus"}, "linear_backend='abacus' is unknown"),
         ({"quantization": "int3"}, "quantization='int3' is unknown; choose one of int8"),

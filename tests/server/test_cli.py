@@ -67,6 +67,7 @@ FLAGS: dict[str, tuple[str, object]] = {
     "max_model_len": ("4K", 4096),
     "max_num_seqs": ("32", 32),
     "max_num_batched_tokens": ("2k", 2000),
+    "performance_mode": ("throughput", "throughput"),
     "block_size": ("32", 32),
     "gpu_memory_utilization": ("0.5", 0.5),
     "kv_cache_memory_bytes": ("2G", 2**31),
