@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from paged.attention import AttentionPlan, plan_attention, ragged_paged_attention
+from paged.attention_call import AttentionCall
 from paged.cache_groups import CacheGroup, one_group
 from paged.kv_write import write_kv
 from paged.metadata import AttentionMetadata
@@ -207,7 +208,7 @@ class DecoderLM(nnx.Module):
             window = layer.attention.sliding_window
             plan = plans.get((place.group, window))
             if plan is None:
-                plan = self._plan_attention(metadata, x.shape[0], arrays[0].shape[3], window)
+                plan = self._plan_attention(metadata, x, arrays[0], window)
                 plans[place.group, window] = plan
             x, arrays[place.array] = _apply_layer(
                 layer, x, arrays[place.array], cos_sin, metadata, plan
@@ -215,18 +216,24 @@ class DecoderLM(nnx.Module):
         return self.norm(x), tuple(arrays)
 
     def _plan_attention(
-        self, metadata: AttentionMetadata, num_tokens: int, block_size: int, window: int | None
+        self, metadata: AttentionMetadata, x: Array, kv_cache: Array, window: int | None
     ) -> AttentionPlan:
         """Return what layers of one cache group and one window share."""
+        call = AttentionCall(
+            num_tokens=x.shape[0],
+            num_q_heads=self.config.num_q_heads,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            block_size=kv_cache.shape[3],
+            q_dtype=str(x.dtype),
+            kv_cache_dtype=str(kv_cache.dtype),
+            sliding_window=window,
+        )
         return plan_attention(
             metadata.block_tables,
             metadata.seq_lens,
             metadata.query_start_loc,
-            num_tokens=num_tokens,
-            num_q_heads=self.config.num_q_heads,
-            num_kv_heads=self.config.num_kv_heads,
-            block_size=block_size,
-            sliding_window=window,
+            call,
             backend=self.attention_backend,
         )
 

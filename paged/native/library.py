@@ -9,13 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paged.native import attention, linear
 from paged.native.build import BuildError, build_library
-from paged.native.linear import DTYPES, TARGET, pack, packed_linear
+from paged.native.linear import DTYPES, pack, packed_linear
 
 logger = logging.getLogger(__name__)
 
 LEVELS = ("portable", "avx2", "avx512_bf16")
 """Instruction sets that the kernels are compiled for, from the least to the best."""
+
+# Names that XLA knows the handlers by, which are also the names of the library's symbols.
+_TARGETS = (linear.TARGET, attention.TARGET)
 
 _lock = threading.Lock()
 _loaded: ctypes.CDLL | None = None
@@ -90,6 +94,13 @@ def load_library(cache_dir: str | pathlib.Path, *, progress: bool = False) -> st
         return failure
 
 
+def not_loaded() -> str | None:
+    """Return why the kernels cannot be called at the moment, or None if they can."""
+    if _loaded is None:
+        return "its kernels are not loaded; call paged.native.library.load_library() first"
+    return None
+
+
 def best_level() -> int:
     """Return the index in `LEVELS` of the best instruction set of this CPU.
 
@@ -120,6 +131,7 @@ def self_test() -> str | None:
 
 def _register(path: pathlib.Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
-    capsule = jax.ffi.pycapsule(library.paged_linear)  # type: ignore[no-untyped-call]
-    jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
+    for target in _TARGETS:
+        capsule = jax.ffi.pycapsule(getattr(library, target))  # type: ignore[no-untyped-call]
+        jax.ffi.register_ffi_target(target, capsule, platform="cpu")
     return library

@@ -34,6 +34,16 @@ def test_auto_takes_the_first_available_and_ends_at_xla(platform: str, name: str
     assert resolve("auto", platform) == name
 
 
+def test_auto_passes_over_what_cannot_serve_the_call():
+    def unsupported(name: str) -> str | None:
+        return "it floats" if name == "wood" else None
+
+    options = {"unsupported": unsupported, "backends": BACKENDS, "preference": PREFERENCE}
+    assert resolve_backend("auto", "gpu", **options) == "xla"
+    with pytest.raises(NotImplementedError, match="'wood' does not support this call: it floats; "):
+        resolve_backend("wood", "gpu", **options)
+
+
 def test_explicit_name_is_kept():
     assert resolve("wood", "gpu") == "wood"
     assert resolve("xla", "gpu") == "xla"

@@ -22,4 +22,13 @@ TileFunction tile_function(int level) {
   return linear_tile_portable;
 }
 
+AttentionKernel attention_kernel(int level) {
+  if (level < kPortable || level > best_level()) return {};
+#if defined(__x86_64__)
+  if (level == kAvx512Bf16) return attention_avx512_bf16();
+  if (level == kAvx2) return attention_avx2();
+#endif
+  return attention_portable();
+}
+
 }  // namespace paged

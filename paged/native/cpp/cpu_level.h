@@ -1,6 +1,7 @@
 // Which instructions the CPU has, as levels: each includes those below it.
 #pragma once
 
+#include "attention.h"
 #include "linear.h"
 
 namespace paged {
@@ -12,5 +13,8 @@ int best_level();
 
 // The tile function of a level, or null if this CPU lacks it.
 TileFunction tile_function(int level);
+
+// The attention of a level; without functions if this CPU lacks it.
+AttentionKernel attention_kernel(int level);
 
 }  // namespace paged

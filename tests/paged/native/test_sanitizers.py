@@ -7,7 +7,7 @@ import pytest
 
 from paged.native.build import SOURCES, BuildError, find_compiler, flags_of
 
-KERNELS = [path for path in sorted(SOURCES.glob("*.cc")) if path.name != "linear_ffi.cc"]
+KERNELS = [path for path in sorted(SOURCES.glob("*.cc")) if not path.name.endswith("_ffi.cc")]
 DRIVER = pathlib.Path(__file__).with_name("linear_driver.cc")
 
 
