@@ -110,9 +110,22 @@ inline Words Singles::load_words<Bfloat16>(const char* row, int64_t element) {
   return __builtin_convertvector(load<Halves>(row + 2 * element), Words) << 16;
 }
 
+// Rows of memory to ask for beside other work: bytes [begin, end) of each of kChunkKeys.
+struct Prefetch {
+  const char* const* starts;  // or null: none
+  int64_t begin, end;
+
+  inline void rows(int64_t first, int64_t count) const {
+    if (!starts) return;
+    for (int64_t row = first; row < first + count && row < kChunkKeys; ++row)
+      // Into the second level: the first is full of what is being multiplied.
+      for (int64_t at = begin; at < end; at += 64) __builtin_prefetch(starts[row] + at, 0, 2);
+  }
+};
+
 // Rows x of words, times columns w [steps][w_stride] of words, onto `out`.
 template <class Product, int kRows, int kVectors>
-inline void multiply_block(const uint32_t* x, int64_t x_stride, const uint32_t* w,
+inline void multiply_block(Prefetch fetch, const uint32_t* x, int64_t x_stride, const uint32_t* w,
                            int64_t w_stride, int64_t steps, bool accumulate, float* out,
                            int64_t out_stride) {
   Floats sums[kRows][kVectors] = {};
@@ -124,7 +137,9 @@ inline void multiply_block(const uint32_t* x, int64_t x_stride, const uint32_t* 
         sums[row][i] = load<Floats>(out + row * out_stride + i * kLanes);
     }
   }
+  const int64_t rows_per_step = (kChunkKeys + steps - 1) / (steps > 1 ? steps : 1);
   for (int64_t step = 0; step < steps; ++step) {
+    fetch.rows(step * rows_per_step, rows_per_step);
     Words columns[kVectors];
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) columns[i] = load<Words>(w + step * w_stride + i * kLanes);
@@ -153,15 +168,15 @@ inline void multiply_rows(int64_t rows, Rest... rest) {
 
 // At most kBlockRows rows, and `columns` columns, a multiple of kLanes.
 template <class Product>
-void multiply(int64_t rows, int64_t columns, const uint32_t* x, int64_t x_stride,
+void multiply(Prefetch fetch, int64_t rows, int64_t columns, const uint32_t* x, int64_t x_stride,
               const uint32_t* w, int64_t w_stride, int64_t steps, bool accumulate, float* out,
               int64_t out_stride) {
   int64_t c = 0;
   for (; c + kBlockColumns <= columns; c += kBlockColumns)
     multiply_rows<Product, kBlockRows, kBlockColumns / kLanes>(
-        rows, x, x_stride, w + c, w_stride, steps, accumulate, out + c, out_stride);
+        rows, fetch, x, x_stride, w + c, w_stride, steps, accumulate, out + c, out_stride);
   for (; c < columns; c += kLanes)
-    multiply_rows<Product, kBlockRows, 1>(rows, x, x_stride, w + c, w_stride, steps, accumulate,
+    multiply_rows<Product, kBlockRows, 1>(rows, fetch, x, x_stride, w + c, w_stride, steps, accumulate,
                                           out + c, out_stride);
 }
 
