@@ -13,12 +13,12 @@ from jaxtyping import Array, Float
 from paged.attention import AttentionPlan, plan_attention, ragged_paged_attention
 from paged.attention_call import AttentionCall
 from paged.cache_groups import CacheGroup, one_group
-from paged.kv_write import write_kv
 from paged.metadata import AttentionMetadata
 from paged.models.batch import ForwardBatch
 from paged.models.config import ModelConfig
 from paged.models.layers import Embed, Linear, RMSNorm
-from paged.models.rope import apply_rope, rope_cos_sin
+from paged.models.rope import rope_cos_sin
+from paged.rope_write import rotate_and_write_kv
 
 
 class Attention(nnx.Module):
@@ -66,11 +66,11 @@ class Attention(nnx.Module):
         Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
     ]:
         """Return the attention's output and the cache with this step's keys and values."""
-        q = apply_rope(self.q_proj(x), *cos_sin)
-        k = apply_rope(self.k_proj(x), *cos_sin)
-        v = self.v_proj(x)
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         backend = self.attention_backend
-        kv_cache = write_kv(kv_cache, k, v, metadata.slot_mapping, backend=backend)
+        q, kv_cache = rotate_and_write_kv(
+            q, k, v, kv_cache, *cos_sin, metadata.slot_mapping, backend=backend
+        )
         mixed = ragged_paged_attention(
             q,
             kv_cache,
@@ -157,7 +157,7 @@ class DecoderLM(nnx.Module):
     Args:
       config: shape of the model.
       dtype: element type of parameters and activations.
-      attention_backend: name that the two cache ops are called with.
+      attention_backend: name that the cache ops are called with.
       cache_groups: which layers share block tables; None: all of them.
       rngs: source of the initial parameters; checkpoints replace them.
     """

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paged.native import attention, linear
+from paged.native import attention, kv_write, linear
 from paged.native.build import BuildError, build_library
 from paged.native.linear import DTYPES, pack, packed_linear
+from paged.native.self_test import attention_failure
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +20,12 @@ LEVELS = ("portable", "avx2", "avx512_bf16")
 """Instruction sets that the kernels are compiled for, from the least to the best."""
 
 # Names that XLA knows the handlers by, which are also the names of the library's symbols.
-_TARGETS = (linear.TARGET, attention.TARGET)
+_TARGETS = (
+    linear.TARGET,
+    attention.TARGET,
+    kv_write.WRITE_TARGET,
+    kv_write.ROTATE_TARGET,
+)
 
 _lock = threading.Lock()
 _loaded: ctypes.CDLL | None = None
@@ -113,7 +119,7 @@ def best_level() -> int:
 
 
 def self_test() -> str | None:
-    """Return how the kernels differ from numpy on a small product, or None if they do not."""
+    """Return how the kernels differ from numpy on small arrays, or None if they do not."""
     rng = np.random.default_rng(0)
     for dtype, tolerance in (("float32", 1e-4), ("bfloat16", 5e-2)):
         x = np.asarray(jnp.asarray(rng.standard_normal((7, 67)), dtype))
@@ -126,7 +132,11 @@ def self_test() -> str | None:
             return f"the self-test failed: {failure}"
         if not error <= tolerance:
             return f"the self-test failed: {dtype} products are off by {error:.3g}"
-    return None
+    try:
+        failure = attention_failure()
+    except jax.errors.JaxRuntimeError as error:
+        failure = str(error)
+    return failure and f"the self-test failed: {failure}"
 
 
 def _register(path: pathlib.Path) -> ctypes.CDLL:

@@ -209,7 +209,7 @@ def test_auto_plans_and_attends_by_one_backend_that_has_the_dtype(native, name: 
 
 def test_native_refuses_what_it_has_no_kernel_for(native):
     op = functools.partial(ragged_paged_attention, backend="native")
-    with pytest.raises(NotImplementedError, match=r"'native' does not .*, not in float16; use 'aut"):
+    with pytest.raises(NotImplementedError, match=r"'native' does not .*, not in float16; use 'au"):
         jax.eval_shape(op, *changed(Q, VALID[Q].shape, "float16"))
     with pytest.raises(NotImplementedError, match=r"reads a cache of .*, not of float16"):
         jax.eval_shape(op, *changed(CACHE, VALID[CACHE].shape, "float16"))

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "kv_write.h"
 #include "linear.h"
 
 namespace paged {
@@ -16,5 +17,8 @@ TileFunction tile_function(int level);
 
 // The attention of a level; without functions if this CPU lacks it.
 AttentionKernel attention_kernel(int level);
+
+// What writes to the cache at a level, or null if this CPU lacks it.
+KvWriteFunction kv_write_function(int level);
 
 }  // namespace paged
