@@ -95,8 +95,8 @@ def _check_angles(q: Array, k: Array, cos: Array, sin: Array) -> None:
             raise TypeError(f"{name} has dtype {array.dtype}; it must be float32.")
         if array.ndim != 2 or array.shape[0] != num_tokens or 2 * array.shape[1] > head_dim:
             raise ValueError(
-                f"{name} has shape {array.shape}; it must be [num_tokens, half_dim] with num_tokens="
-                f"{num_tokens} and at most half of head_dim={head_dim}."
+                f"{name} has shape {array.shape}; it must be [num_tokens, half_dim] with "
+                f"num_tokens={num_tokens} and at most half of head_dim={head_dim}."
             )
     if cos.shape != sin.shape:
         raise ValueError(f"cos has shape {cos.shape} and sin {sin.shape}; they must be equal.")

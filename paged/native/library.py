@@ -133,10 +133,10 @@ def self_test() -> str | None:
         if not error <= tolerance:
             return f"the self-test failed: {dtype} products are off by {error:.3g}"
     try:
-        failure = attention_failure()
-    except jax.errors.JaxRuntimeError as error:
-        failure = str(error)
-    return failure and f"the self-test failed: {failure}"
+        reason = attention_failure()
+    except jax.errors.JaxRuntimeError as failure:
+        reason = str(failure)
+    return reason and f"the self-test failed: {reason}"
 
 
 def _register(path: pathlib.Path) -> ctypes.CDLL:
