@@ -4,32 +4,48 @@
 namespace paged {
 namespace {
 
-// Converts to another type. A division, as other implementations do: a product with the inverse
-// rounds differently. Dividing by 1 changes nothing.
+// Converts a row to the cache's type. A division, as other implementations do: a product with the
+// inverse rounds differently. Not inlined, which would compile it anew for every use.
 template <class Type, class Cache>
-inline typename Cache::Stored convert(float value, float scale) {
-  return Cache::narrow(Type::widen(Type::narrow(value)) / scale);
+__attribute__((noinline)) void store(const typename Type::Stored* __restrict from, int64_t count,
+                                     float scale, typename Cache::Stored* __restrict to) {
+  if (scale == 1)
+    for (int64_t i = 0; i < count; ++i) to[i] = Cache::narrow(Type::widen(from[i]));
+  else
+    for (int64_t i = 0; i < count; ++i) to[i] = Cache::narrow(Type::widen(from[i]) / scale);
 }
 
-template <class Type, class Cache>
-inline void store(const typename Type::Stored* __restrict from, int64_t count, float scale,
-                  typename Cache::Stored* __restrict to) {
-  for (int64_t i = 0; i < count; ++i) to[i] = Cache::narrow(Type::widen(from[i]) / scale);
-}
+// Pairs of features that are rotated in one go.
+constexpr int64_t kPairs = 64;
 
-// Rotates feature i of a head against feature i + half, in float, and rounds to `Type` first.
-template <class Type, class Cache>
-inline void rotate_pairs(const KvWriteProblem& p, int64_t token,
-                         const typename Type::Stored* __restrict from, float scale,
-                         typename Cache::Stored* __restrict to) {
-  const int64_t half = p.half;
-  const float* __restrict cosine = p.cosine + token * half;
-  const float* __restrict sine = p.sine + token * half;
-  for (int64_t i = 0; i < half; ++i) {
-    const float first = Type::widen(from[i]), second = Type::widen(from[i + half]);
-    to[i] = convert<Type, Cache>(first * cosine[i] - second * sine[i], scale);
-    to[i + half] = convert<Type, Cache>(second * cosine[i] + first * sine[i], scale);
+// Rotates pairs of features in float and rounds them to their type.
+template <class Type>
+__attribute__((noinline)) void rotate(const typename Type::Stored* __restrict first,
+                                      const typename Type::Stored* __restrict second,
+                                      const float* __restrict cosine, const float* __restrict sine,
+                                      int64_t count, typename Type::Stored* __restrict first_out,
+                                      typename Type::Stored* __restrict second_out) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float a = Type::widen(first[i]), b = Type::widen(second[i]);
+    first_out[i] = Type::narrow(a * cosine[i] - b * sine[i]);
+    second_out[i] = Type::narrow(b * cosine[i] + a * sine[i]);
   }
+}
+
+// Rotates feature i of a head against feature i + half, and stores the head in the cache's type.
+template <class Type, class Cache>
+inline void rotate_and_store(const KvWriteProblem& p, int64_t token,
+                             const typename Type::Stored* from, float scale,
+                             typename Cache::Stored* to) {
+  const float *cosine = p.cosine + token * p.half, *sine = p.sine + token * p.half;
+  typename Type::Stored first[kPairs], second[kPairs];
+  for (int64_t i = 0; i < p.half; i += kPairs) {
+    const int64_t count = p.half - i < kPairs ? p.half - i : kPairs;
+    rotate<Type>(from + i, from + p.half + i, cosine + i, sine + i, count, first, second);
+    store<Type, Cache>(first, count, scale, to + i);
+    store<Type, Cache>(second, count, scale, to + p.half + i);
+  }
+  store<Type, Cache>(from + 2 * p.half, p.head_dim - 2 * p.half, scale, to + 2 * p.half);
 }
 
 template <class Type, class Cache>
@@ -39,10 +55,8 @@ void write_tokens(const KvWriteProblem& p, int64_t begin, int64_t end) {
   for (int64_t token = begin; token < end; ++token) {
     for (int64_t head = 0; p.q && head < p.num_q_heads; ++head) {
       const int64_t at = (token * p.num_q_heads + head) * head_dim;
-      const Stored* from = static_cast<const Stored*>(p.q) + at;
-      Stored* to = static_cast<Stored*>(p.q_out) + at;
-      rotate_pairs<Type, Type>(p, token, from, 1, to);
-      store<Type, Type>(from + 2 * p.half, head_dim - 2 * p.half, 1, to + 2 * p.half);
+      rotate_and_store<Type, Type>(p, token, static_cast<const Stored*>(p.q) + at, 1,
+                                   static_cast<Stored*>(p.q_out) + at);
     }
     const int64_t slot = p.slots[token];
     if (slot < 0 || slot >= p.num_blocks * p.block_size) continue;
@@ -56,9 +70,7 @@ void write_tokens(const KvWriteProblem& p, int64_t begin, int64_t end) {
       const float* scales = p.kv_scales ? p.kv_scales + head : nullptr;
       const float key_scale = scales ? scales[0] : 1;
       const float value_scale = scales ? scales[p.num_kv_heads] : 1;
-      auto* key_slot = block + head * head_slots;
-      rotate_pairs<Type, Cache>(p, token, key, key_scale, key_slot);
-      store<Type, Cache>(key + 2 * p.half, head_dim - 2 * p.half, key_scale, key_slot + 2 * p.half);
+      rotate_and_store<Type, Cache>(p, token, key, key_scale, block + head * head_slots);
       store<Type, Cache>(value, head_dim, value_scale,
                          block + (p.num_kv_heads + head) * head_slots);
     }
