@@ -59,8 +59,8 @@ bool check(Pool& pool, int level, const Case& c) {
   std::vector<int32_t> lens, starts{0}, slots;
   int64_t max_blocks = 1, num_blocks = 1;
   for (int64_t i = 0; i < num_seqs; ++i) {
-    const int64_t length = below(8) ? 1 + below(below(4) ? 90 : 1300) : 0;
-    const int64_t rows = length ? 1 + (below(2) ? 0 : below(std::min<int64_t>(length, 70))) : 0;
+    const int64_t length = below(8) ? 1 + below(below(12) ? 60 : 1100) : 0;
+    const int64_t rows = length ? 1 + (below(2) ? 0 : below(std::min<int64_t>(length, 50))) : 0;
     lens.push_back(static_cast<int32_t>(length));
     starts.push_back(static_cast<int32_t>(starts.back() + rows));
     const int64_t blocks = (length + c.block_size - 1) / c.block_size;
