@@ -84,8 +84,8 @@ def measure(args: argparse.Namespace, batch: int, context: int, rows: int) -> di
         result[backend] = {"best_seconds": best, "median_seconds": median}
         print(
             f"{batch:3} x {context:4} context, {rows:4} rows each, {backend:6}: median "
-            f"{median * 1e6:9.1f} us, best {best * 1e6:9.1f} us = {kv_bytes / best / 1e9:5.1f} GB/s "
-            f"of KV, {flops / best / 1e9:6.1f} GFLOP/s",
+            f"{median * 1e6:9.1f} us, best {best * 1e6:9.1f} us = {kv_bytes / best / 1e9:5.1f} "
+            f"GB/s of KV, {flops / best / 1e9:6.1f} GFLOP/s",
             flush=True,
         )
     if len(times) == 2:

@@ -20,7 +20,7 @@ from paged.models.weights import load_params
 from paged.scheduler.backend_choice import kv_element_type
 from tests.e2e.golden import prompt_ids
 
-BLOCK_SIZE, NUM_TOKENS, NUM_STEPS = 16, 384, 64
+BLOCK_SIZE, NUM_TOKENS, NUM_STEPS = 16, 176, 64
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def log_probabilities(native, demo_model_path, smollm_golden):
 
 @pytest.mark.parametrize(
     ("kv_cache_dtype", "mean_distance", "agreement"),
-    [("fp8_e4m3", 0.05, 0.95), ("fp8_e5m2", 0.10, 0.90)],
+    [("fp8_e4m3", 0.06, 0.94), ("fp8_e5m2", 0.12, 0.91)],
 )
 def test_8_bit_caches_stay_close_to_a_bfloat16_cache(
     log_probabilities, kv_cache_dtype: str, mean_distance: float, agreement: float

@@ -9,6 +9,7 @@ constexpr int kVectorBytes = 64, kBlockColumns = 64, kBlockRows = 6;
 #if !defined(__clang__)
 // GCC 12 takes the placeholders in its own <immintrin.h> for variables that were forgotten.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #include <immintrin.h>
 
