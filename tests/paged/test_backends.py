@@ -13,6 +13,7 @@ from paged.backends import (
     host_memory,
     resolve_backend,
 )
+from paged.native import library
 
 KIB = 1024
 
@@ -61,6 +62,13 @@ def test_promise_that_cannot_be_kept_says_why():
         resolve("wood", "cpu")
     with pytest.raises(NotImplementedError, match="'stone' is unavailable: no chisel was found"):
         resolve("stone", "gpu")
+
+
+def test_kernels_that_are_not_loaded_are_named_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(library, "_loaded", None)
+    assert resolve_backend("auto", "cpu") == "xla"
+    with pytest.raises(NotImplementedError, match=r"'native' is unavailable: .*load_library\(\)"):
+        resolve_backend("native", "cpu")
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
