@@ -11,13 +11,14 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from paged.attention import AttentionPlan, plan_attention, ragged_paged_attention
+from paged.attention_call import AttentionCall
 from paged.cache_groups import CacheGroup, one_group
-from paged.kv_write import write_kv
 from paged.metadata import AttentionMetadata
 from paged.models.batch import ForwardBatch
 from paged.models.config import ModelConfig
 from paged.models.layers import Embed, Linear, RMSNorm, project, project_gated
-from paged.models.rope import apply_rope, rope_cos_sin
+from paged.models.rope import rope_cos_sin
+from paged.rope_write import rotate_and_write_kv
 
 
 class Attention(nnx.Module):
@@ -67,9 +68,10 @@ class Attention(nnx.Module):
     ]:
         """Return x plus the attention over `norm(x)`, and the cache with this step's keys."""
         q, k, v = project(x, self.q_proj, self.k_proj, self.v_proj, norm=norm)
-        q, k = apply_rope(q, *cos_sin), apply_rope(k, *cos_sin)
         backend = self.attention_backend
-        kv_cache = write_kv(kv_cache, k, v, metadata.slot_mapping, backend=backend)
+        q, kv_cache = rotate_and_write_kv(
+            q, k, v, kv_cache, *cos_sin, metadata.slot_mapping, backend=backend
+        )
         mixed = ragged_paged_attention(
             q,
             kv_cache,
@@ -158,7 +160,7 @@ class DecoderLM(nnx.Module):
     Args:
       config: shape of the model.
       dtype: element type of parameters and activations.
-      attention_backend: name that the two cache ops are called with.
+      attention_backend: name that the cache ops are called with.
       cache_groups: which layers share block tables; None: all of them.
       rngs: source of the initial parameters; checkpoints replace them.
     """
@@ -209,7 +211,7 @@ class DecoderLM(nnx.Module):
             window = layer.attention.sliding_window
             plan = plans.get((place.group, window))
             if plan is None:
-                plan = self._plan_attention(metadata, x.shape[0], arrays[0].shape[3], window)
+                plan = self._plan_attention(metadata, x, arrays[0], window)
                 plans[place.group, window] = plan
             x, arrays[place.array] = _apply_layer(
                 layer, x, arrays[place.array], cos_sin, metadata, plan
@@ -217,18 +219,24 @@ class DecoderLM(nnx.Module):
         return self.norm(x), tuple(arrays)
 
     def _plan_attention(
-        self, metadata: AttentionMetadata, num_tokens: int, block_size: int, window: int | None
+        self, metadata: AttentionMetadata, x: Array, kv_cache: Array, window: int | None
     ) -> AttentionPlan:
         """Return what layers of one cache group and one window share."""
+        call = AttentionCall(
+            num_tokens=x.shape[0],
+            num_q_heads=self.config.num_q_heads,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            block_size=kv_cache.shape[3],
+            q_dtype=str(x.dtype),
+            kv_cache_dtype=str(kv_cache.dtype),
+            sliding_window=window,
+        )
         return plan_attention(
             metadata.block_tables,
             metadata.seq_lens,
             metadata.query_start_loc,
-            num_tokens=num_tokens,
-            num_q_heads=self.config.num_q_heads,
-            num_kv_heads=self.config.num_kv_heads,
-            block_size=block_size,
-            sliding_window=window,
+            call,
             backend=self.attention_backend,
         )
 

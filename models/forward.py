@@ -74,7 +74,7 @@ def abstract_model(
     Args:
       config: shape of the model.
       dtype: element type of parameters and activations, see `resolve_dtype`.
-      attention_backend: name that the two cache ops are called with.
+      attention_backend: name that the cache ops are called with.
       cache_groups: which layers share block tables; None: all of them.
       quantization: see `quantize_layers`.
 

@@ -20,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from paged.attention_call import AttentionCall
+
 # Timings of the constants below: one layer of SmolLM2 (9 q heads, 3 kv heads, head_dim 64, block
 # 16) on 2 cores of a Zen 5 server, CPU milliseconds of one core.
 
@@ -102,9 +104,9 @@ class _Softmax:
     weighted: Array  # [G, K, R, H] values summed with those weights
 
 
-def unsupported(q: Array, kv_cache: Array) -> str | None:
-    """Return why `attend` cannot take these arguments: it takes all, so None."""
-    del q, kv_cache
+def unsupported(call: AttentionCall) -> str | None:
+    """Return why `attend` cannot serve a call: it serves all, so None."""
+    del call
     return None
 
 

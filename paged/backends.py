@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 
 import jax
 
+from paged.native import library
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Backend:
@@ -35,10 +37,13 @@ class Backend:
 # Options of glibc's mallopt(3).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
-BACKENDS: Mapping[str, Backend] = {"xla": Backend()}
+BACKENDS: Mapping[str, Backend] = {
+    "native": Backend(platforms=("cpu",), missing=library.not_loaded),
+    "xla": Backend(),
+}
 """Backend name -> what it needs. "xla" needs nothing and supports everything."""
 
-PREFERENCE: Mapping[str, tuple[str, ...]] = {}
+PREFERENCE: Mapping[str, tuple[str, ...]] = {"cpu": ("native",)}
 """Platform -> backends that "auto" tries before it ends at "xla", best first."""
 
 
@@ -51,33 +56,47 @@ def resolve_backend(
     requested: str,
     platform: str,
     *,
+    unsupported: Callable[[str], str | None] = lambda name: None,
     backends: Mapping[str, Backend] = BACKENDS,
     preference: Mapping[str, tuple[str, ...]] = PREFERENCE,
 ) -> str:
     """Return the name of the backend to use; never "auto".
 
-    "auto" takes the first available name of the platform's preference and ends at "xla". Any other
-    name is a promise: it is used or an error says why not.
+    "auto" takes the first of the platform's preference that is available and supports the call,
+    and ends at "xla". Any other name is a promise: it is used or an error says why not.
 
     Args:
       requested: "auto" or a key of `backends`.
       platform: a JAX platform name, see `current_platform`.
+      unsupported: returns why a backend, by name, cannot serve the call at hand, or None.
       backends: the known backends.
       preference: order that "auto" follows, by platform.
 
     Raises:
       ValueError: if the name is unknown.
-      NotImplementedError: if the named backend cannot run here; the message gives the reason.
+      NotImplementedError: if the named backend cannot run here, or cannot serve the call; the
+        message gives the reason.
     """
     if requested == "auto":
-        candidates = preference.get(platform, ())
-        return next((n for n in candidates if backends[n].unavailable(platform) is None), "xla")
+        return next(
+            (
+                name
+                for name in preference.get(platform, ())
+                if backends[name].unavailable(platform) is None and unsupported(name) is None
+            ),
+            "xla",
+        )
     if requested not in backends:
         known = ", ".join(["auto", *backends])
         raise ValueError(f"backend={requested!r} is unknown; choose one of {known}.")
     reason = backends[requested].unavailable(platform)
     if reason is not None:
         raise NotImplementedError(f"backend={requested!r} is unavailable: {reason}; use 'auto'.")
+    reason = unsupported(requested)
+    if reason is not None:
+        raise NotImplementedError(
+            f"backend={requested!r} does not support this call: {reason}; use 'auto'."
+        )
     return requested
 
 

@@ -8,10 +8,12 @@ from paged.scheduler.prefill_limits import PrefillLimits
 from paged.scheduler.prefix_cache import DEFAULT_HASH_ALGORITHM, HASH_ALGORITHMS
 from paged.scheduler.request_queue import SCHEDULING_POLICIES
 
-KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32")
+# By the names of the reference; "fp8" is the one that resolved settings spell out.
+FP8_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", *FP8_DTYPES)
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEFAULT_COMPILATION_CACHE_DIR = "~/.cache/paged/xla"
-ATTENTION_BACKENDS = ("auto", "xla")
+ATTENTION_BACKENDS = ("auto", "native", "xla")
 LINEAR_BACKENDS = ("auto", "native", "xla")
 QUANTIZATIONS = ("int8",)
 PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
@@ -35,13 +37,14 @@ class EngineConfig:
       kv_cache_memory_bytes: bytes of KV, instead of the share.
       num_gpu_blocks_override: blocks of KV, instead of the computed number.
       enable_prefix_caching: reuse the KV of equal prefixes.
-      kv_cache_dtype: element type of the KV cache; "auto" is the model's.
+      kv_cache_dtype: element type of the KV cache; "auto" is the model's, "fp8" is "fp8_e4m3".
       dtype: element type of weights and activations; "auto" is the checkpoint's.
       quantization: "int8" keeps the weights of linear layers and of the head as int8, with one
         scale per output; activations stay as they are. None keeps them in `dtype`.
       seed: seed of the requests that bring none.
-      attention_backend: "auto", or a backend's name as a promise.
-      linear_backend: "auto", "native" (the C++ kernels, on a CPU) or "xla"; the names are promises.
+      attention_backend: "auto", "native" (the C++ kernels, on a CPU) or "xla"; the names are
+        promises.
+      linear_backend: as attention_backend, for matrix products.
       max_num_queued_reqs: most requests waiting before `AsyncEngine` refuses new ones; None: no
         bound. (`LLM` is handed its whole queue at once and refuses none of it.)
       scheduling_policy: "fcfs", or "priority" to serve by the requests' priorities.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import jax
 
-from paged.backends import device_memory, keep_freed_memory, resolve_backend
+from paged.backends import device_memory, keep_freed_memory
 from paged.block_copy import MAX_STAGED_BYTES
 from paged.cache_groups import CacheGroup, group_layers, one_group
 from paged.kv_cache import KVCacheSpec, allocate_kv_cache
@@ -22,8 +22,8 @@ from paged.models.executables import ExecutableStore
 from paged.models.forward import abstract_model
 from paged.models.linear_packing import pack_linear_layers
 from paged.models.weights import load_params, resolve_dtype
-from paged.native.library import resolve_linear_backend
 from paged.scheduler.admission import InputProcessor
+from paged.scheduler.backend_choice import choose_backends, kv_element_type
 from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.buckets import MIN_ROWS, BucketTable
 from paged.scheduler.capacity import (
@@ -125,6 +125,11 @@ def load_engine(
         spec, num_blocks, limits.max_model_len, windows, num_tokens_in_flight=in_flight
     )
     logger.info("%s", capacity)
+    if config.kv_cache_dtype == "fp8_e4m3":
+        logger.warning(
+            "The fp8 KV cache stores keys and values as they are (scales of 1.0): scales of "
+            "checkpoints are not read yet, and what exceeds 448 is clipped."
+        )
     _check_tiers(config, windows)
     hasher = PrefixHasher(config.prefix_caching_hash_algo)
     runner, tiers = _load_runner(
@@ -293,7 +298,7 @@ def _kv_cache_spec(
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         block_size=config.block_size,
-        dtype=config.kv_cache_dtype,
+        dtype=kv_element_type(config.kv_cache_dtype),
     )
 
 
@@ -309,8 +314,8 @@ def resolve_config(
 
     Raises:
       ValueError: if `max_model_len` exceeds what the model was made for, if a step is too small
-        for it although prompts may not be computed in parts, or if native linear layers are asked
-        for and cannot be had.
+        for it although prompts may not be computed in parts, or if native kernels are asked for
+        and cannot be had.
     """
     longest = model.max_position_embeddings
     max_model_len = config.max_model_len or longest
@@ -339,26 +344,22 @@ def resolve_config(
     threshold = config.long_prefill_token_threshold
     if config.performance_mode == "interactivity" and config.enable_chunked_prefill:
         threshold = threshold or max(1, max_num_batched_tokens // _INTERACTIVE_PARTS)
-    return dataclasses.replace(
+    kv_cache_dtype = {"auto": dtype, "fp8": "fp8_e4m3"}.get(
+        config.kv_cache_dtype, config.kv_cache_dtype
+    )
+    resolved = dataclasses.replace(
         config,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         long_prefill_token_threshold=threshold,
         dtype=dtype,
-        kv_cache_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
-        attention_backend=resolve_backend(config.attention_backend, platform),
-        linear_backend=resolve_linear_backend(
-            config.linear_backend,
-            platform,
-            dtype,
-            cache_dir=config.native_cache_dir,
-            progress=progress,
-        ),
+        kv_cache_dtype=kv_cache_dtype,
         async_scheduling=(
             platform != "cpu" if config.async_scheduling is None else config.async_scheduling
         ),
     )
+    return choose_backends(resolved, model, platform, progress=progress)
 
 
 def size_kv_cache(spec: KVCacheSpec, config: EngineConfig, model: ModelConfig) -> int:

@@ -85,14 +85,14 @@ def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) 
         "--attention-backend",
         choices=ATTENTION_BACKENDS,
         default=defaults.attention_backend,
-        help="implementation of attention; a name is that one or an error",
+        help="implementation of attention; native: C++ kernels for a CPU, compiled on first use; a "
+        "name is that one or an error",
     )
     group.add_argument(
         "--linear-backend",
         choices=LINEAR_BACKENDS,
         default=defaults.linear_backend,
-        help="implementation of matrix products; native: C++ kernels for a CPU, compiled on first "
-        "use; a name is that one or an error",
+        help="implementation of matrix products; as --attention-backend",
     )
     group.add_argument(
         "--generation-config",

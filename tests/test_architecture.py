@@ -23,6 +23,7 @@ LOOKS_UP = "paged/__init__.py"
 REACHES_DOWN = {
     "admission",  # tokenizes bad words
     "async_engine",  # exposes the checkpoint and its tokenizer to the server
+    "backend_choice",  # asks backends what they support, and loads the kernels
     "batching",  # fills the batch types
     "capacity",  # asks KVCacheSpec for bytes
     "engine",  # holds the tokenizer and the runner

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from paged.models.config import ModelConfig
+from paged.scheduler.backend_choice import kv_element_type
 from paged.scheduler.buckets import Bucket
 from paged.scheduler.config import PERFORMANCE_MODES, EngineConfig, StepLimits
 from paged.scheduler.loading import (
@@ -134,8 +135,18 @@ def test_types_follow_the_checkpoint_unless_given():
     assert resolve(dtype="float32", kv_cache_dtype="bfloat16").kv_cache_dtype == "bfloat16"
 
 
-def test_auto_names_the_backend_it_takes():
-    assert resolve().attention_backend == "xla"
+@pytest.mark.parametrize(
+    ("asked", "resolved", "element_type"),
+    [
+        ("fp8", "fp8_e4m3", "float8_e4m3fn"),
+        ("fp8_e4m3", "fp8_e4m3", "float8_e4m3fn"),
+        ("fp8_e5m2", "fp8_e5m2", "float8_e5m2"),
+    ],
+)
+def test_8_bit_caches_have_the_references_names(asked, resolved, element_type):
+    config = resolve(kv_cache_dtype=asked)
+    assert config.kv_cache_dtype == resolved
+    assert kv_element_type(config.kv_cache_dtype) == element_type
 
 
 def test_weight_bytes_count_every_parameter_once():

@@ -24,4 +24,22 @@ const LinearKernels* linear_kernels(int level) {
   return &kLinearPortable;
 }
 
+AttentionKernel attention_kernel(int level) {
+  if (level < kPortable || level > best_level()) return {};
+#if defined(__x86_64__)
+  if (level == kAvx512Bf16) return attention_avx512_bf16();
+  if (level == kAvx2) return attention_avx2();
+#endif
+  return attention_portable();
+}
+
+KvWriteFunction kv_write_function(int level) {
+  if (level < kPortable || level > best_level()) return nullptr;
+#if defined(__x86_64__)
+  if (level == kAvx512Bf16) return kv_write_avx512_bf16;
+  if (level == kAvx2) return kv_write_avx2;
+#endif
+  return kv_write_portable;
+}
+
 }  // namespace paged

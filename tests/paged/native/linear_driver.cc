@@ -2,64 +2,18 @@
 //
 // Every array is a heap block of its own of exactly the size it should have, so that reading or
 // writing one element beyond it is seen. Prints what differs from a plain loop in double.
+#include <atomic>
 #include <cmath>
-#include <condition_variable>
 #include <cstdio>
 #include <cstring>
-#include <functional>
-#include <mutex>
-#include <queue>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "cpu_level.h"
 #include "linear_run.h"
+#include "pool.h"
 
 namespace {
-
-// Threads that run what is scheduled, as XLA's pool does.
-class Pool {
- public:
-  explicit Pool(int threads) {
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
-  }
-  ~Pool() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      closed_ = true;
-    }
-    wake_.notify_all();
-    for (auto& thread : threads_) thread.join();
-  }
-  int64_t num_threads() const { return static_cast<int64_t>(threads_.size()); }
-  template <class F>
-  void Schedule(F f) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      tasks_.push(f);
-    }
-    wake_.notify_one();
-  }
-
- private:
-  void Work() {
-    for (;;) {
-      std::unique_lock<std::mutex> lock(mutex_);
-      wake_.wait(lock, [this] { return closed_ || !tasks_.empty(); });
-      if (tasks_.empty()) return;
-      auto task = std::move(tasks_.front());
-      tasks_.pop();
-      lock.unlock();
-      task();
-    }
-  }
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::queue<std::function<void()>> tasks_;
-  bool closed_ = false;
-  std::vector<std::thread> threads_;
-};
 
 double value_of(float value) { return value; }
 double value_of(int8_t value) { return value; }
