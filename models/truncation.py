@@ -75,12 +75,12 @@ def truncate(
     """
     peak = best.max(axis=1, keepdims=True)
     everything = blocks.reshape(blocks.shape[0], -1)
-    weights = jnp.exp((everything - peak) * inverse_temperature)
-    mass = weights.reshape(blocks.shape).sum(axis=2)
-    is_truncated = (batch.top_k > 0) | (batch.top_p < 1) | (batch.min_p > 0)
-    is_truncated &= batch.temperature > 0
     # A probability of min_p times the best one's, in logits; log(0) excludes nothing.
     floor = peak + jnp.log(batch.min_p[:, None]) / inverse_temperature
+    weights = jnp.exp((everything - peak) * inverse_temperature)
+    weights = jnp.where(everything >= floor, weights, 0.0)
+    mass = weights.reshape(blocks.shape).sum(axis=2)
+    is_truncated = ((batch.top_k > 0) | (batch.top_p < 1)) & (batch.temperature > 0)
     limits = _Limits(batch.top_k[:, None], batch.top_p[:, None], floor)
 
     def search() -> tuple[Array, Array]:
@@ -92,9 +92,7 @@ def truncate(
         result = jnp.where(is_truncated[:, None], found, mass), floor
         return _search_rows(logits, limits, is_truncated & ~is_found, result)
 
-    nothing = jnp.full_like(peak, -jnp.inf)
-    result: tuple[Array, Array]
-    result = lax.cond(is_truncated.any(), search, lambda: (mass, nothing))
+    result: tuple[Array, Array] = lax.cond(is_truncated.any(), search, lambda: (mass, floor))
     return result
 
 
@@ -113,6 +111,10 @@ def _floor_among_largest(logits: _Logits, limits: _Limits, mass: Array) -> tuple
     """Return the floor of each row, `[num_rows, 1]`, and whether it is right, `[num_rows]`.
 
     It is where it lies above the smallest of the sorted logits: no other reaches it then.
+
+    Args:
+      logits, limits: of all rows.
+      mass: what min-p leaves of each block, `[num_rows, num_blocks]`.
     """
     # Each candidate block offers its maximum, so they hold as many of the largest logits.
     count = logits.block.shape[1]
@@ -124,8 +126,9 @@ def _floor_among_largest(logits: _Logits, limits: _Limits, mass: Array) -> tuple
     is_found = top_k < count
 
     weights = logits.weigh(largest, floor)
-    total = jnp.where(floor > last, weights.sum(axis=1, keepdims=True), mass.sum(1, keepdims=True))
-    is_found &= (floor > last) | jnp.isneginf(floor) | (top_p >= 1)
+    # What top-k leaves is among the largest if its floor is above the last of them.
+    total = jnp.where(top_k > 0, weights.sum(1, keepdims=True), mass.sum(1, keepdims=True))
+    is_found &= (top_k <= 0) | (floor > last) | (top_p >= 1)
     is_below = jnp.cumsum(weights, axis=1) < top_p * total
     num_below = is_below.sum(axis=1, keepdims=True, dtype=jnp.int32)
     is_found &= (num_below < count) | (top_p >= 1)
