@@ -76,7 +76,8 @@ def ragged_paged_attention(
       sinks: `[num_q_heads]`, float; the softmax of a head also runs over one more key with this
         logit and the value zero (arXiv:2309.17453); no scale and no cap apply to it. None: no sink.
       backend: "auto": the platform's best implementation that serves this call; or the name of one
-        as a promise: that one or an error.
+        as a promise: that one or an error. "native" is for arrays on one device: a jit with a
+        mesh of several should say "xla".
       plan: `plan_attention` of the same batch, options and backend, for callers with many layers;
         None makes it here.
 
