@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import jax
 
+from paged.native import library
+
 logger = logging.getLogger(__name__)
 
 
@@ -84,12 +86,13 @@ def _why_no_triton() -> str | None:
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 BACKENDS: Mapping[str, Backend] = {
+    "native": Backend(platforms=("cpu",), missing=library.not_loaded),
     "xla": Backend(),
     "triton": Backend(platforms=("gpu",), missing=_why_no_triton),
 }
 """Backend name -> what it needs. "xla" needs nothing and supports everything."""
 
-PREFERENCE: Mapping[str, tuple[str, ...]] = {"gpu": ("triton",)}
+PREFERENCE: Mapping[str, tuple[str, ...]] = {"cpu": ("native",), "gpu": ("triton",)}
 """Platform -> backends that "auto" tries before it ends at "xla", best first."""
 
 
