@@ -35,19 +35,17 @@ from paged.scheduler.runner import ModelRunner
 HEAD, OTHER, HOST = "head and choice", "inputs, embedding, other", "host"
 # Kind -> pattern of "FILE:FUNCTION" of any frame that an operation was traced from; the first wins.
 KINDS = {
-    HEAD: r"sampling\.py:|:sample_step|:compute_logits",
+    HEAD: r"sampling\.py:|:sample_step|:greedy_step|:resize_step|:Embed\.(logits|best_tokens)",
     OTHER: r":Embed\.__call__",
-    "KV write": r"kv_write[a-z_]*\.py:|rope_write[a-z_]*\.py:",
+    "RoPE and KV write": r"kv_write[a-z_]*\.py:|rope_write[a-z_]*\.py:|/rope\.py:",
     "attention": r"/[a-z_]*attention[a-z_]*\.py:",
     "linear layers": r":Linear\.|/[a-z_]*linear[a-z_]*\.py:",
-    "RoPE": r"/rope\.py:",
     "norms and elementwise": r":RMSNorm\.|:MLP\.|:DecoderLayer\.",
 }
 COLOURS = {
     "linear layers": "#0072B2",
     "attention": "#E69F00",
-    "KV write": "#D55E00",
-    "RoPE": "#F0E442",
+    "RoPE and KV write": "#D55E00",
     "norms and elementwise": "#009E73",
     HEAD: "#56B4E9",
     OTHER: "#CC79A7",
@@ -56,8 +54,8 @@ COLOURS = {
 # Operations that only hold others.
 _CONTAINERS = re.compile(r"(while|call|cond|conditional)(\.|$)")
 _STEP = "paged step"
-# As XLA calls the two programs of a step.
-_FORWARD, _SAMPLE = "jit_forward_step", "jit_sample_step"
+# As XLA calls the programs of a step, the model's first; the others are about the head.
+_FORWARD, *_HEADS = "jit_forward_step", "jit_resize_step", "jit_greedy_step", "jit_sample_step"
 _VOCABULARY = range(300, 30_000)
 
 
@@ -231,7 +229,7 @@ def profile(engine: Engine, step: Callable[[], None], num_steps: int) -> dict[st
     kinds = _kinds_by_module(engine, intervals)
 
     def kind(interval: Interval) -> str:
-        default = HEAD if interval.module == _SAMPLE else OTHER
+        default = HEAD if interval.module in _HEADS else OTHER
         return kinds.get(interval.module, {}).get(interval.op, default)
 
     totals: dict[str, float] = defaultdict(float)
@@ -242,9 +240,9 @@ def profile(engine: Engine, step: Callable[[], None], num_steps: int) -> dict[st
 
 
 def _kinds_by_module(engine: Engine, intervals: Iterable[Interval]) -> dict[str, dict[str, str]]:
-    """Return the kinds of the operations of both programs of the step that was traced.
+    """Return the kinds of the operations of the programs of the step that was traced.
 
-    All buckets' programs have the same two names; the one that ran is the one that has most of the
+    All buckets' programs have the same names; the one that ran is the one that has most of the
     operations seen.
     """
     runner = engine.runner
@@ -253,11 +251,14 @@ def _kinds_by_module(engine: Engine, intervals: Iterable[Interval]) -> dict[str,
     for interval in intervals:
         seen[interval.module].add(interval.op)
     found = {}
-    programs: Mapping[str, Iterable[Any]] = {
-        _FORWARD: runner._forward.values(),
-        _SAMPLE: runner._sample.values(),
-    }
-    for module, compiled in programs.items():
+    programs = runner.programs
+    by_module: list[Iterable[Any]] = [
+        table.values()
+        for table in (programs.forward, programs.resize, programs.greedy, programs.sample)
+    ]
+    for module, compiled in zip((_FORWARD, *_HEADS), by_module, strict=True):
+        if not seen[module]:
+            continue
         candidates = [kinds_of_ops(program.as_text()) for program in compiled]
         found[module] = max(candidates, key=lambda kinds: len(seen[module] & kinds.keys()))
     return found

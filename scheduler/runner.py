@@ -121,6 +121,17 @@ class ModelRunner:
             num_groups=num_groups,
         )
 
+    @property
+    def programs(self) -> StepPrograms:
+        """The compiled programs, for those who want to look into them.
+
+        Raises:
+          RuntimeError: before `warmup`.
+        """
+        if self._programs is None:
+            raise RuntimeError("Call warmup(table) first: no step is compiled yet.")
+        return self._programs
+
     def warmup(
         self, table: BucketTable, *, store: ExecutableStore | None = None, progress: bool = True
     ) -> None:

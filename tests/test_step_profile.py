@@ -151,7 +151,7 @@ def test_table_and_picture_show_every_kind(tmp_path):
     lines = markdown_table(steps).splitlines()
     assert lines[0] == "| milliseconds | decode | prefill |"
     assert "| attention | 3.00 (30%) | 13.00 (65%) |" in lines
-    assert "| KV write | 0.00 (0%) | 0.00 (0%) |" in lines
+    assert "| RoPE and KV write | 0.00 (0%) | 0.00 (0%) |" in lines
     assert lines[-2:] == [
         "| whole, traced | 10.00 | 20.00 |",
         "| whole, not traced | 8.00 | 8.00 |",
