@@ -174,6 +174,26 @@ Error LinearBest(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args
   return Error::Success();
 }
 
+// A packed weight [tiles, steps, 64, elements of a word], row numbers [n] -> rows [n, K].
+Error LinearRows(ffi::ThreadPool pool, ffi::AnyBuffer packed, ffi::Buffer<ffi::S32> rows,
+                 ffi::Result<ffi::AnyBuffer> y) {
+  const auto weight = packed.dimensions(), shape = y->dimensions();
+  if (y->element_type() != packed.element_type())
+    return Error::InvalidArgument("the rows must have the type of the weight");
+  if (weight.size() != 4 || weight[0] < 1 || weight[2] != paged::kTileColumns)
+    return Error::InvalidArgument("a packed weight has four axes, and tiles of 64 outputs");
+  if (weight[3] * ffi::ByteWidth(packed.element_type()) != 4)
+    return Error::InvalidArgument("a word of a packed weight has 32 bit");
+  if (shape.size() != 2 || static_cast<size_t>(shape[0]) != rows.element_count() ||
+      shape[1] > weight[1] * weight[3])
+    return Error::InvalidArgument("the rows do not fit the weight");
+  const int64_t row_bytes = shape[1] * static_cast<int64_t>(ffi::ByteWidth(y->element_type()));
+  paged::gather_rows(pool, {static_cast<const uint32_t*>(packed.untyped_data()), rows.typed_data(),
+                            static_cast<char*>(y->untyped_data()), shape[0], weight[0], weight[1],
+                            row_bytes});
+  return Error::Success();
+}
+
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_linear, Linear,
@@ -199,6 +219,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_linear_best, LinearBest,
                                   .Ret<ffi::Buffer<ffi::S32>>()
                                   .Attr<int32_t>("num_outputs")
                                   .Attr<int32_t>("level"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_linear_rows, LinearRows,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::AnyBuffer>());
 
 // The highest level of this CPU, see cpu_level.h.
 extern "C" int paged_best_level() { return paged::best_level(); }

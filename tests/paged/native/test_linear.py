@@ -298,9 +298,22 @@ def test_every_int8_is_multiplied_exactly(level):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
 def test_rows_of_the_packed_weight_are_the_weight(dtype):
     weight = random(np.random.default_rng(4), (130, 33), dtype)
-    ids = jnp.asarray([0, 129, 64, 63, 7])
-    got = packed_rows(jnp.asarray(pack(weight)), ids, num_inputs=33)
-    np.testing.assert_array_equal(got, weight[np.asarray(ids)])
+    ids = np.random.default_rng(5).integers(0, 130, 40)
+    ids[:4] = 0, 129, 64, 63
+    got = packed_rows(jnp.asarray(pack(weight)), jnp.asarray(ids), num_inputs=33)
+    np.testing.assert_array_equal(got, weight[ids])
+
+
+def test_rows_that_do_not_exist_are_clamped():
+    weight = random(np.random.default_rng(4), (128, 6), "float32")
+    got = packed_rows(jnp.asarray(pack(weight)), jnp.asarray([-5, 128, 2**30]), num_inputs=6)
+    np.testing.assert_array_equal(got, weight[[0, 127, 127]])
+
+
+def test_longer_rows_than_the_weight_has_are_refused():
+    packed = jnp.asarray(pack(random(np.random.default_rng(4), (64, 6), "bfloat16")))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="do not fit the weight"):
+        packed_rows(packed, jnp.asarray([0]), num_inputs=7).block_until_ready()
 
 
 def test_calls_side_by_side_do_not_wait_for_each_other_for_ever(level):
