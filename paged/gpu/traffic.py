@@ -21,9 +21,10 @@ _BITS = {
 # They move nothing.
 _FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element"}
 
-# They read as much of their first operand as they give, or leave the rest of it where it is.
+# They read as much of their first operand as they give.
 _PARTIAL_READS = {"slice", "dynamic-slice", "gather"}
-_UPDATES = {"scatter": 2, "dynamic-update-slice": 1}  # to the place of the operand that is written
+# They change their first operand in place; which operand is what they write.
+_UPDATES = {"scatter": 2, "dynamic-update-slice": 1}
 
 
 class Traffic(NamedTuple):
@@ -33,7 +34,7 @@ class Traffic(NamedTuple):
       name: of its instruction in HLO.
       read_bytes: of the arrays it takes; of an array that it slices or gathers from, what it takes.
       written_bytes: of the arrays it gives; of an array that it updates, what is new. What a custom
-        call moves of an array that it updates in place is not known: nothing is counted.
+        call reads or writes of an array that it updates is not known, and not counted.
     """
 
     name: str
@@ -58,8 +59,11 @@ class _Instruction(NamedTuple):
         """Which operands become a result, in place."""
         if self.opcode in _UPDATES:
             return {0}
-        aliases = re.search(r"output_to_operand_aliasing=\{((?:\{[\d,]*\}: \(.*?\)(?:, )?)*)\}", self.attributes)
-        return {int(index) for index in re.findall(r": \((\d+),", aliases[1])} if aliases else set()
+        # Such as output_to_operand_aliasing={{0}: (4, {}), {1}: (5, {})}.
+        _, _, aliases = self.attributes.partition("output_to_operand_aliasing={")
+        pairs = re.match(r"(?:\{[\d, ]*\}: \(\d+, \{[\d, ]*\}\)(?:, )?)*", aliases)
+        assert pairs is not None, "it matches nothing, at least"
+        return {int(index) for index in re.findall(r": \((\d+),", pairs[0])}
 
 
 class _Computation(NamedTuple):
@@ -157,7 +161,10 @@ def _parse(hlo: str) -> dict[str, _Computation]:
         if match is None:
             continue
         is_root, result, shape, opcode, operands, attributes = match.groups()
-        names = [] if opcode in ("parameter", "constant") else re.findall(r"(?<![\w/])[\w.-]+(?=,|$)", operands)
+        # An index stands as a comment before every fifth operand.
+        names = re.findall(r"(?:^|[ %])([\w.-]+)(?=,|$)", operands)
+        if opcode in ("parameter", "constant"):
+            names = []
         instructions[result] = _Instruction(result, shape, opcode, names, attributes)
         if is_root:
             computations[name] = _Computation(instructions, result)
