@@ -114,7 +114,7 @@ def _read_bytes(body: _Computation) -> int:
     """Return how much of the parameters is needed; caches see to it that it is read once."""
     # Users come after what they use, so one walk from the end knows how much each is needed.
     needed = dict.fromkeys(body.instructions, 0.0) | {body.root: 1.0}
-    for user in reversed(body.instructions.values()):
+    for user in reversed(list(body.instructions.values())):
         share = min(needed[user.name], 1.0)
         for index, name in enumerate(user.operands):
             if index in user.updated_operands:
@@ -152,7 +152,7 @@ def _alone(kernel: _Instruction, entry: _Computation) -> _Computation:
 def _parse(hlo: str) -> dict[str, _Computation]:
     """Return the computations by name; the entry is called "ENTRY"."""
     computations: dict[str, _Computation] = {}
-    instructions: dict[str, _Instruction] = {}
+    name, instructions = "", dict[str, _Instruction]()
     for line in hlo.splitlines():
         header = re.match(r"(?:(ENTRY) )?%?([\w.-]+) \(.*\{$", line)
         if header:
