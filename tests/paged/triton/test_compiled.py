@@ -108,6 +108,28 @@ def test_table_of_kernels_is_current():
                 assert line in page, "write what `python -m paged.gpu.kernel_table` prints there"
 
 
+@pytest.mark.parametrize("target_name", TARGETS)
+def test_weights_of_4_bits_are_read_as_they_are_stored(target_name: str):
+    from paged.gpu.kernel_table import PRODUCTS, TENSOR_CORE, compile_product, rows
+    from paged.gpu.traffic import kernel_traffic
+
+    for name, num_rows in PRODUCTS.items():
+        compiled = compile_product(target(target_name), num_rows)
+        kernel = compiled.kernel("int4_product_kernel")
+        assert kernel.spill_bytes == 0
+        assert kernel.count(TENSOR_CORE[target_name])
+        product, sums = kernel_traffic(compiled.hlo)
+        weight = 4096 * 2048 + 32 * 4096 * 3  # codes, scales and zero points
+        assert product.read_bytes == weight + num_rows * 4096 * 2
+        # The partial sums are added up and rounded in one kernel; there are fewer than weights.
+        assert product.written_bytes == sums.read_bytes < weight
+        assert sums.written_bytes == num_rows * 4096 * 2
+        (line,) = rows(name, target(target_name), compiled)
+        assert line in DOCS.read_text(), (
+            "write what `python -m paged.gpu.kernel_table` prints there"
+        )
+
+
 def test_calls_of_the_table_are_those_tested():
     from paged.gpu.kernel_table import CALLS, TABLE_TARGETS
 
