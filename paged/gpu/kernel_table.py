@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from paged.attention import ragged_paged_attention
 from paged.gpu.aot import Report, Target
+from paged.int4_product import int4_product
 from paged.kv_write import write_kv
 
 # An h100 has the multiprocessors of an h200, and gets the same kernels.
@@ -95,13 +96,34 @@ def compile_call(target: Target, call: Call) -> Report:
     )
 
 
+# Rows of products of 4,096 inputs with 4,096 outputs, groups of 128 and zero points.
+PRODUCTS: Mapping[str, int] = {"1 row": 1, "64 rows": 64}
+
+
+def compile_product(target: Target, num_rows: int) -> Report:
+    """Compile a product with a 4-bit weight for a target."""
+    size, num_groups = 4096, 32
+
+    def step(x: jax.Array, values: jax.Array, scales: jax.Array, zeros: jax.Array) -> jax.Array:
+        return int4_product(x, values, scales, zeros, backend="triton").astype(x.dtype)
+
+    return target.compile(
+        jax.jit(step),
+        target.struct((num_rows, size), jnp.bfloat16),
+        target.struct((size, size // 2), jnp.uint8),
+        target.struct((num_groups, size), jnp.bfloat16),
+        target.struct((num_groups, size), jnp.uint8),
+    )
+
+
 def rows(name: str, target: Target, report: Report) -> Iterator[str]:
-    """Yield the lines of the table for one call."""
+    """Yield the lines of the table for one call, or one product."""
     for kernel in report.kernels:
-        if kernel.name != "attention_kernel" and name != "decode, head size 128":
-            continue  # the small kernels hardly differ between calls
+        is_small = kernel.name in ("write_kv_kernel", "combine_kernel")
+        if is_small and name != "decode, head size 128":
+            continue  # they hardly differ between calls
         what = kernel.name.removesuffix("_kernel").replace("_", " ")
-        what = f"{what}: {name}" if what == "attention" else what
+        what = what if is_small else f"{what}: {name}"
         products = [
             f"{count} {instruction}"
             for instruction in ("HMMA", "HGMMA", "UTCHMMA")
@@ -132,6 +154,10 @@ def main() -> None:
         for target_name in TABLE_TARGETS:
             target = Target(target_name)
             print("\n".join(rows(name, target, compile_call(target, call))), flush=True)
+    for name, num_rows in PRODUCTS.items():
+        for target_name in TABLE_TARGETS:
+            target = Target(target_name)
+            print("\n".join(rows(name, target, compile_product(target, num_rows))), flush=True)
 
 
 if __name__ == "__main__":
