@@ -114,6 +114,7 @@ def packed_linear(
     norm: PackedNorm | None = None,
     activation: str | None = None,
     residual: Array | np.ndarray | None = None,
+    num_rows: Array | np.ndarray | None = None,
     out_dtype: str | np.dtype | None = None,
     level: int = -1,
 ) -> tuple[Array, ...]:
@@ -122,12 +123,14 @@ def packed_linear(
     Sums are float32, and what follows them is computed in float32 before the result is rounded.
 
     Args:
-      x: `[num_rows, K]`.
+      x: `[M, K]`.
       weights: at most four, all of one type.
       norm: what x goes through first, rounded to x's type; None: nothing.
       activation: one of `ACTIVATIONS`; the only result is then `activation(y0) * y1` of two
         weights' products.
-      residual: `[num_rows, N]`, of x's type, added to the first result.
+      residual: `[M, N]`, of x's type, added to the first result.
+      num_rows: int32 `[1]`, how many rows there are; those after them are padding, whose results
+        are zero and take no time. None: M.
       out_dtype: x's element type, the default, or float32.
       level: index in `paged.native.library.LEVELS` of the instructions to use; -1: the best.
     """
@@ -146,6 +149,8 @@ def packed_linear(
         shapes.append(_shape(x.shape, x.dtype))
     if residual is not None:
         operands.append(residual)
+    if num_rows is not None:
+        operands.append(num_rows)
     results: tuple[Array, ...] = tuple(
         jax.ffi.ffi_call(TARGET, shapes)(
             x,
@@ -154,6 +159,7 @@ def packed_linear(
             biases=np.int32(sum((w.bias is not None) << i for i, w in enumerate(weights))),
             epsilon=np.float32(-1 if norm is None else norm.epsilon),
             has_residual=residual is not None,
+            has_num_rows=num_rows is not None,
             activation=np.int32(0 if activation is None else 1 + ACTIVATIONS.index(activation)),
             level=np.int32(level),
         )
