@@ -15,7 +15,7 @@ namespace paged {
 constexpr int64_t kSplitKeys = 512;
 
 // Items go together until they are this many keys: below it, waking a thread costs more.
-constexpr int64_t kLeastKeysOfGroup = 256;
+constexpr int64_t kLeastKeysOfGroup = 1024;
 
 // Working memory of a call, kept by the thread that makes it.
 struct AttentionWork {
