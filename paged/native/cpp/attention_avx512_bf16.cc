@@ -75,7 +75,8 @@ struct DotPairs {
   }
 
   template <class Cache>
-  static inline void load_square(const char* const* rows, int64_t element, Words (&square)[kLanes]) {
+  static inline void load_square(const char* const* rows, int64_t element,
+                                 Words (&square)[kLanes]) {
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) square[i] = load_words<Cache>(rows[i], element);
     transpose(square);
@@ -144,7 +145,7 @@ inline Words DotPairs::load_words<Bfloat16>(const char* row, int64_t element) {
   return load<Words>(row + 2 * element);
 }
 
-// Quarters of four rows make a vector as they are loaded, which takes no shuffles: half a transpose.
+// Quarters of four rows make a vector as they are loaded: half a transpose, without a shuffle.
 template <>
 inline void DotPairs::load_square<Bfloat16>(const char* const* rows, int64_t element,
                                             Words (&square)[kLanes]) {

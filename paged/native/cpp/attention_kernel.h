@@ -2,7 +2,8 @@
 //
 // Keys and values of a chunk are packed into working memory as the right-hand sides of two
 // products, [features][keys] and [keys][features]. Where words hold two bfloat16, features of a
-// key and keys of a feature are paired. Whatever the item must not see is read as zeros.
+// key and keys of a feature are paired. Whatever the item must not see is read as zeros. For few
+// query rows packing values would cost more than the product, which then pairs them in registers.
 //
 // Before the include: attention_vectors.h, and in namespace `paged`'s unnamed namespace
 //   transpose(Words (&)[kLanes])   of a square of words
@@ -180,7 +181,8 @@ inline void weigh(const AttentionProblem& p, float factor, const float* scores, 
   store(total, rows.totals + row * kLanes);
 }
 
-// Lets all rows of an item that see the chunk attend to it; `values` is null if they are not packed.
+// Lets all rows of an item that see the chunk attend to it. `values`: packed, or null to use them
+// where they lie.
 template <class Product, class Cache>
 void attend_chunk(const AttentionProblem& p, const AttentionItem& item, const Chunk& chunk,
                   const Chunk* next, const uint32_t* keys, const uint32_t* values,

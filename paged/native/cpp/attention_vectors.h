@@ -32,7 +32,7 @@ inline void store(Vector vector, Element* to) {
   std::memcpy(to, &vector, sizeof vector);
 }
 
-inline void transpose(Words (&square)[kLanes]);
+inline void transpose(Words (&square)[kLanes]);  // by the including file
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
@@ -74,7 +74,8 @@ struct Singles {
 
   // The words from `element` on of kLanes keys, by word.
   template <class Cache>
-  static inline void load_square(const char* const* rows, int64_t element, Words (&square)[kLanes]) {
+  static inline void load_square(const char* const* rows, int64_t element,
+                                 Words (&square)[kLanes]) {
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) square[i] = load_words<Cache>(rows[i], element);
     transpose(square);
@@ -243,7 +244,8 @@ inline void multiply_values_block(Prefetch fetch, const uint32_t* weights,
 template <class Product, class Cache, int kRows, int kGroups, class... Rest>
 inline void multiply_values_rows(int64_t rows, Rest... rest) {
   if constexpr (kRows > 1) {
-    if (rows < kRows) return multiply_values_rows<Product, Cache, kRows - 1, kGroups>(rows, rest...);
+    if (rows < kRows)
+      return multiply_values_rows<Product, Cache, kRows - 1, kGroups>(rows, rest...);
   }
   multiply_values_block<Product, Cache, kRows, kGroups>(rest...);
 }
