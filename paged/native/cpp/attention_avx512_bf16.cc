@@ -75,6 +75,14 @@ struct DotPairs {
   }
 
   template <class Cache>
+  static inline void load_square(const char* const* rows, int64_t element,
+                                 Words (&square)[kLanes]) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) square[i] = load_words<Cache>(rows[i], element);
+    transpose(square);
+  }
+
+  template <class Cache>
   static inline uint16_t half(const char* row, int64_t element) {
     return Bfloat16::narrow(element_at<Cache>(row, element));
   }
@@ -103,6 +111,29 @@ struct DotPairs {
     _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi64(low, second, high));
   }
 
+  template <class Cache>
+  static inline void value_columns(const char* const* rows, int64_t element, Words* out) {
+    const __m512i a = (__m512i)load_words<Cache>(rows[0], element);
+    const __m512i b = (__m512i)load_words<Cache>(rows[1], element);
+    out[0] = (Words)_mm512_unpacklo_epi16(a, b);
+    out[1] = (Words)_mm512_unpackhi_epi16(a, b);
+  }
+
+  // Unpacking pairs even and odd quarters of 16 features.
+  static inline void reorder(Floats* sums) {
+    const __m512 a = (__m512)sums[0], b = (__m512)sums[1];
+    sums[0] = (Floats)_mm512_shuffle_f32x4(a, b, 0x88);
+    sums[1] = (Floats)_mm512_shuffle_f32x4(a, b, 0xdd);
+  }
+
+  static inline void restore_order(Floats* sums) {
+    const __m512d a = (__m512d)sums[0], b = (__m512d)sums[1];
+    const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    sums[0] = (Floats)_mm512_permutex2var_pd(a, first, b);
+    sums[1] = (Floats)_mm512_permutex2var_pd(a, second, b);
+  }
+
   static inline void store_weights(Floats weights, int64_t first, uint32_t* to) {
     const __m256bh narrow = _mm512_cvtneps_pbh((__m512)weights);
     std::memcpy(reinterpret_cast<char*>(to) + 2 * first, &narrow, sizeof narrow);
@@ -112,6 +143,32 @@ struct DotPairs {
 template <>
 inline Words DotPairs::load_words<Bfloat16>(const char* row, int64_t element) {
   return load<Words>(row + 2 * element);
+}
+
+// Quarters of four rows make a vector as they are loaded: half a transpose, without a shuffle.
+template <>
+inline void DotPairs::load_square<Bfloat16>(const char* const* rows, int64_t element,
+                                            Words (&square)[kLanes]) {
+  const auto quarter = [&](int row, int i) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[row] + 2 * element + 16 * i));
+  };
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    __m512i a[4];
+#pragma GCC unroll 4
+    for (int row = 0; row < 4; ++row) {
+      a[row] = _mm512_castsi128_si512(quarter(row, i));
+      a[row] = _mm512_mask_broadcast_i32x4(a[row], 0x00f0, quarter(row + 4, i));
+      a[row] = _mm512_mask_broadcast_i32x4(a[row], 0x0f00, quarter(row + 8, i));
+      a[row] = _mm512_mask_broadcast_i32x4(a[row], 0xf000, quarter(row + 12, i));
+    }
+    const __m512i b0 = _mm512_unpacklo_epi32(a[0], a[1]), b1 = _mm512_unpackhi_epi32(a[0], a[1]);
+    const __m512i b2 = _mm512_unpacklo_epi32(a[2], a[3]), b3 = _mm512_unpackhi_epi32(a[2], a[3]);
+    square[4 * i] = (Words)_mm512_unpacklo_epi64(b0, b2);
+    square[4 * i + 1] = (Words)_mm512_unpackhi_epi64(b0, b2);
+    square[4 * i + 2] = (Words)_mm512_unpacklo_epi64(b1, b3);
+    square[4 * i + 3] = (Words)_mm512_unpackhi_epi64(b1, b3);
+  }
 }
 
 }  // namespace

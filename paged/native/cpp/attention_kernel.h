@@ -2,7 +2,8 @@
 //
 // Keys and values of a chunk are packed into working memory as the right-hand sides of two
 // products, [features][keys] and [keys][features]. Where words hold two bfloat16, features of a
-// key and keys of a feature are paired. Whatever the item must not see is read as zeros.
+// key and keys of a feature are paired. Whatever the item must not see is read as zeros. For few
+// query rows packing values would cost more than the product, which then pairs them in registers.
 //
 // Before the include: attention_vectors.h, and in namespace `paged`'s unnamed namespace
 //   transpose(Words (&)[kLanes])   of a square of words
@@ -50,6 +51,23 @@ void locate(const AttentionProblem& p, const AttentionItem& item, int64_t first,
   for (; key < kChunkKeys; ++key) chunk.keys[key] = chunk.values[key] = zeros;
 }
 
+// Asks for a line of each block of the keys of a chunk: blocks lie on pages of their own,
+// whose addresses are then translated by the time that all of it is prefetched. Inlined by force:
+// GCC drops calls of functions that only prefetch.
+__attribute__((always_inline)) inline void touch_blocks(const AttentionProblem& p,
+                                                        const AttentionItem& item, int64_t first) {
+  const int64_t head_bytes = p.block_size * p.head_dim * element_bytes(p.kv_type);
+  const int32_t* table = p.block_tables + item.seq * p.max_blocks;
+  const int64_t end = smaller(first + kChunkKeys, item.end_key);
+  for (int64_t key = first; key < end; key += p.block_size) {
+    const int64_t id = larger_of(0, smaller(table[key / p.block_size], p.num_blocks - 1));
+    const char* block = static_cast<const char*>(p.kv_cache) +
+                        (id * 2 * p.num_kv_heads + item.kv_head) * head_bytes;
+    __builtin_prefetch(block, 0, 2);
+    __builtin_prefetch(block + p.num_kv_heads * head_bytes, 0, 2);
+  }
+}
+
 // The next chunk is prefetched in quarters, the first and second halves of its keys and values, while
 // this one is packed and multiplied: in one go there would be more misses than a core can have
 // open, and none for the rest of the time (Zen 4: 6.6 GB/s of random blocks on a core, spread 10).
@@ -78,9 +96,7 @@ void pack_keys(const Chunk& chunk, Prefetch fetch, int64_t head_dim, uint32_t* o
     // The last group may overlap the one before it.
     for (int64_t d = 0;; d = smaller(d + kGroup, head_dim - kGroup)) {
       Words square[kLanes];
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) square[i] = Product::template load_words<Cache>(rows[i], d);
-      transpose(square);
+      Product::template load_square<Cache>(rows, d, square);
       uint32_t* to = out + d / Product::kPerWord * kChunkKeys + key;
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) store(square[i], to + i * kChunkKeys);
@@ -119,6 +135,12 @@ void pack_queries(const AttentionProblem& p, const AttentionItem& item, int64_t 
       const char* q = static_cast<const char*>(p.q) +
                       ((item.first_row + row) * p.num_q_heads + item.kv_head * heads + head) *
                           p.head_dim * element;
+      constexpr int64_t kGroup = kLanes * Product::kPerWord;
+      if (p.head_dim % kGroup == 0) {
+        for (int64_t d = 0; d < p.head_dim; d += kGroup)
+          store(Product::template load_words<Query>(q, d), out + d / Product::kPerWord);
+        continue;
+      }
       for (int64_t d = 0, word = 0; d < p.head_dim; d += Product::kPerWord, ++word)
         out[word] = Product::template key_word<Query>(q, d, p.head_dim);
     }
@@ -176,8 +198,9 @@ inline void weigh(const AttentionProblem& p, float factor, const float* scores, 
   store(total, rows.totals + row * kLanes);
 }
 
-// Lets all rows of an item that see the chunk attend to it.
-template <class Product>
+// Lets all rows of an item that see the chunk attend to it. `values`: packed, or null to use them
+// where they lie.
+template <class Product, class Cache>
 void attend_chunk(const AttentionProblem& p, const AttentionItem& item, const Chunk& chunk,
                   const Chunk* next, const uint32_t* keys, const uint32_t* values,
                   const Rows& rows, float* scores, uint32_t* weights) {
@@ -192,8 +215,9 @@ void attend_chunk(const AttentionProblem& p, const AttentionItem& item, const Ch
   for (int64_t row = begin * rows.heads; row < end_row; row += kBlockRows) {
     const int64_t size = smaller(kBlockRows, end_row - row);
     const Chunk* to_fetch = row == begin * rows.heads ? next : nullptr;
-    multiply<Product>(keys_of(to_fetch, row_bytes / 2, row_bytes), size, kChunkKeys, rows.queries + row * rows.width, rows.width, keys,
-                      kChunkKeys, words, false, scores, kChunkKeys);
+    multiply<Product>(keys_of(to_fetch, row_bytes / 2, row_bytes), size, kChunkKeys,
+                      rows.queries + row * rows.width, rows.width, keys, kChunkKeys, words, false,
+                      scores, kChunkKeys);
     int64_t seen = 0;
     for (int64_t i = 0; i < size; ++i) {
       const int64_t position = item.first_position + (row + i) / rows.heads;
@@ -203,9 +227,14 @@ void attend_chunk(const AttentionProblem& p, const AttentionItem& item, const Ch
                      weights + i * kChunkKeys);
       seen = larger_of(seen, high);
     }
-    multiply<Product>(values_of(to_fetch, row_bytes / 2, row_bytes), size, rows.width, weights, kChunkKeys, values, rows.width,
-                      (seen + Product::kPerWord - 1) / Product::kPerWord, true,
-                      rows.sums + row * rows.width, rows.width);
+    const int64_t steps = (seen + Product::kPerWord - 1) / Product::kPerWord;
+    float* sums = rows.sums + row * rows.width;
+    if (values)
+      multiply<Product>(values_of(to_fetch, row_bytes / 2, row_bytes), size, rows.width, weights,
+                        kChunkKeys, values, rows.width, steps, true, sums, rows.width);
+    else
+      multiply_values<Product, Cache>(values_of(to_fetch, 0, row_bytes), size, p.head_dim, weights,
+                                      chunk.values, steps, sums, rows.width);
   }
 }
 
@@ -264,7 +293,10 @@ void attend(const AttentionProblem& p, const AttentionItem& item, const Attentio
   char* zeros = take<char>(memory, 4 * width);
   rows.queries = take<uint32_t>(memory, num_rows * width);
   uint32_t* keys = take<uint32_t>(memory, kChunkKeys * width);
-  uint32_t* values = take<uint32_t>(memory, kChunkKeys * width);
+  // Packing values is worth it for the rows of several blocks.
+  const bool packs_values =
+      num_rows > 2 * kBlockRows || p.head_dim % (kLanes * Product::kPerWord) != 0;
+  uint32_t* values = packs_values ? take<uint32_t>(memory, kChunkKeys * width) : nullptr;
   float* scores = take<float>(memory, kBlockRows * kChunkKeys);
   uint32_t* weights = take<uint32_t>(memory, kBlockRows * kChunkKeys);
   rows.sums = take<float>(memory, num_rows * width);
@@ -289,10 +321,12 @@ void attend(const AttentionProblem& p, const AttentionItem& item, const Attentio
       locate(p, *next, next->first_key / kChunkKeys * kChunkKeys, zeros, *following);
     else
       following = nullptr;
+    touch_blocks(p, item, at + 2 * kChunkKeys);
     pack_keys<Product, Cache>(chunk, keys_of(following, 0, half_row), p.head_dim, keys);
-    pack_values<Product, Cache>(chunk, values_of(following, 0, half_row), p.head_dim, width,
-                                values);
-    attend_chunk<Product>(p, item, chunk, following, keys, values, rows, scores, weights);
+    if (packs_values)
+      pack_values<Product, Cache>(chunk, values_of(following, 0, half_row), p.head_dim, width,
+                                  values);
+    attend_chunk<Product, Cache>(p, item, chunk, following, keys, values, rows, scores, weights);
   }
   finish<Query>(p, item, rows, partials);
 }

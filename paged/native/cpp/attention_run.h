@@ -14,8 +14,9 @@ namespace paged {
 // sequence fit one tile: merging costs as much as a few keys.
 constexpr int64_t kSplitKeys = 512;
 
-// Items go together until they are this many keys: below it, waking a thread costs more.
-constexpr int64_t kLeastKeysOfGroup = 256;
+// Items go together until they cost this many key loads, some fifteen microseconds: below it,
+// waking a thread costs more.
+constexpr int64_t kLeastKeysOfGroup = 1024;
 
 // Working memory of a call, kept by the thread that makes it.
 struct AttentionWork {

@@ -32,6 +32,8 @@ inline void store(Vector vector, Element* to) {
   std::memcpy(to, &vector, sizeof vector);
 }
 
+inline void transpose(Words (&square)[kLanes]);  // by the including file
+
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
 // exp(x) for x <= 0, below which exp(-87) counts as the smallest result. Source: Cephes, expf.
@@ -70,6 +72,15 @@ struct Singles {
     sum += (Floats)w * float_of_bits(x);
   }
 
+  // The words from `element` on of kLanes keys, by word.
+  template <class Cache>
+  static inline void load_square(const char* const* rows, int64_t element,
+                                 Words (&square)[kLanes]) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) square[i] = load_words<Cache>(rows[i], element);
+    transpose(square);
+  }
+
   template <class Cache>
   static inline Words load_words(const char* row, int64_t element) {
     Floats values;
@@ -93,6 +104,16 @@ struct Singles {
   static inline void store_values(const char* const* rows, int64_t element, uint32_t* to) {
     store(load_words<Cache>(rows[0], element), to);
   }
+
+  // kPerWord vectors with the values of kPerWord keys, features in the order of `reorder`.
+  template <class Cache>
+  static inline void value_columns(const char* const* rows, int64_t element, Words* out) {
+    out[0] = load_words<Cache>(rows[0], element);
+  }
+
+  // Brings kPerWord vectors of sums into the order of features in `value_columns`, and back.
+  static inline void reorder(Floats*) {}
+  static inline void restore_order(Floats*) {}
 
   static inline void store_weights(Floats weights, int64_t first, uint32_t* to) {
     store(weights, to + first);
@@ -178,6 +199,69 @@ void multiply(Prefetch fetch, int64_t rows, int64_t columns, const uint32_t* x, 
   for (; c < columns; c += kLanes)
     multiply_rows<Product, kBlockRows, 1>(rows, fetch, x, x_stride, w + c, w_stride, steps, accumulate,
                                           out + c, out_stride);
+}
+
+// Rows of weights, times the values of keys where they lie, onto `sums` from feature `element` on;
+// the sums are those of `multiply_block` with packed values, in the same order.
+template <class Product, class Cache, int kRows, int kGroups>
+inline void multiply_values_block(Prefetch fetch, const uint32_t* weights,
+                                  const char* const* values, int64_t element, int64_t steps,
+                                  float* sums, int64_t stride) {
+  constexpr int kPerWord = Product::kPerWord, kVectors = kGroups * kPerWord;
+  Floats total[kRows][kVectors];
+#pragma GCC unroll 16
+  for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i)
+      total[row][i] = load<Floats>(sums + row * stride + i * kLanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; i += kPerWord) Product::reorder(total[row] + i);
+  }
+  const int64_t rows_per_step = (kChunkKeys + steps - 1) / (steps > 1 ? steps : 1);
+  for (int64_t step = 0; step < steps; ++step) {
+    fetch.rows(step * rows_per_step, rows_per_step);
+    Words columns[kVectors];
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; i += kPerWord)
+      Product::template value_columns<Cache>(values + step * kPerWord, element + i * kLanes,
+                                             columns + i);
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kVectors; ++i)
+        Product::add(total[row][i], weights[row * kChunkKeys + step], columns[i]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; i += kPerWord) Product::restore_order(total[row] + i);
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) store(total[row][i], sums + row * stride + i * kLanes);
+  }
+}
+
+template <class Product, class Cache, int kRows, int kGroups, class... Rest>
+inline void multiply_values_rows(int64_t rows, Rest... rest) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows)
+      return multiply_values_rows<Product, Cache, kRows - 1, kGroups>(rows, rest...);
+  }
+  multiply_values_block<Product, Cache, kRows, kGroups>(rest...);
+}
+
+// At most kBlockRows rows, and `features`, a multiple of kLanes * kPerWord.
+template <class Product, class Cache>
+void multiply_values(Prefetch fetch, int64_t rows, int64_t features, const uint32_t* weights,
+                     const char* const* values, int64_t steps, float* sums, int64_t stride) {
+  constexpr int kGroup = kLanes * Product::kPerWord, kGroups = kBlockColumns / kGroup;
+  int64_t d = 0;
+  for (; d + kBlockColumns <= features; d += kBlockColumns, fetch.starts = nullptr)
+    multiply_values_rows<Product, Cache, kBlockRows, kGroups>(rows, fetch, weights, values, d,
+                                                              steps, sums + d, stride);
+  for (; d < features; d += kGroup, fetch.starts = nullptr)
+    multiply_values_rows<Product, Cache, kBlockRows, 1>(rows, fetch, weights, values, d, steps,
+                                                        sums + d, stride);
 }
 
 }  // namespace
