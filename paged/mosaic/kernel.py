@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -34,12 +35,12 @@ _ROW = plgpu.Layout.WGMMA.reduce(1)
 def run_kernel(q, kv_cache, tables, items, num_items, kv_scales, sinks, spec, interpret=None):
     extras = [each for each in (kv_scales, sinks) if each is not None]
 
-    def body(q_ref, cache_ref, tables_ref, items_ref, num_items_ref, *refs):
+    def body(q_ref, cache_ref, tables_ref, items_ref, num_items_ref, columns_ref, *refs):
         rest = list(refs)
         scales_ref = rest.pop(0) if kv_scales is not None else None
         sinks_ref = rest.pop(0) if sinks is not None else None
         out_ref, *scratch = rest
-        kernel(q_ref, cache_ref, tables_ref, items_ref, num_items_ref, scales_ref, sinks_ref, out_ref, *scratch, spec=spec, interpret=bool(interpret))
+        kernel(q_ref, cache_ref, tables_ref, items_ref, num_items_ref, columns_ref, scales_ref, sinks_ref, out_ref, *scratch, spec=spec, interpret=bool(interpret))
 
     swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     tile = (COMPUTE_WARPGROUPS, TILE_ROWS, spec.head_dim)
@@ -68,10 +69,10 @@ def run_kernel(q, kv_cache, tables, items, num_items, kv_scales, sinks, spec, in
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
-    )(q, kv_cache, tables, items, num_items, *extras)
+    )(q, kv_cache, tables, items, num_items, np.arange(spec.tile_keys, dtype=np.int32), *extras)
 
 
-def kernel(q_ref, cache_ref, tables_ref, items_ref, num_items_ref, scales_ref, sinks_ref, out_ref,
+def kernel(q_ref, cache_ref, tables_ref, items_ref, num_items_ref, columns_ref, scales_ref, sinks_ref, out_ref,
            q_s, k_s, v_s, o_s, q_ready, q_free, k_ready, k_free, v_ready, v_free, v_clean, turn, *, spec, interpret):
     T, G, BN, S, D = spec.folding.num_tokens, spec.folding.num_heads, spec.tile_keys, spec.num_stages, spec.head_dim
     program = lax.axis_index("program")
@@ -194,12 +195,14 @@ def kernel(q_ref, cache_ref, tables_ref, items_ref, num_items_ref, scales_ref, s
                     fac = jnp.float32(_LOG2_E)
                 start = key0 + j * BN
                 if masked:
-                    r = plgpu.broadcasted_iota(jnp.int32, scores.shape, 0, layout=plgpu.Layout.WGMMA)
-                    c = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=plgpu.Layout.WGMMA)
-                    ahead = c - (r & (T - 1)) + (start - my_pos)   # key - position
-                    seen = ahead <= 0
+                    c = plgpu.load(columns_ref, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+                    c = lax.broadcast_in_dim(c, scores.shape, [1])
+                    rr = plgpu.broadcasted_iota(jnp.int32, (TILE_ROWS,), 0, layout=_ROW)
+                    last = (rr & (T - 1)) + (my_pos - start)
+                    last = lax.broadcast_in_dim(last, scores.shape, [0])
+                    seen = c <= last
                     if spec.sliding_window is not None:
-                        seen = seen & (ahead > -spec.sliding_window)
+                        seen = seen & (c > last - spec.sliding_window)
                     scores = jnp.where(seen, scores, _MASKED)
                 m_new = jnp.maximum(m, scores.max(axis=1) * fac)
                 decay = jnp.exp2(m - m_new)
