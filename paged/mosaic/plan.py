@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from paged.mosaic.spec import MAX_TILE_KEYS
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,11 +26,13 @@ class AttentionPlan:
         end of the keys that the rows see, context length.
       num_live: `[1]`, items that are in use.
       block_tables: `[num_seqs, max_blocks_per_seq]`.
+      columns: `[128]`, 0, 1, 2, ...; the kernel says why it needs them.
     """
 
     items: Array
     num_live: Array
     block_tables: Array
+    columns: Array
 
 
 def make_plan(
@@ -72,4 +76,6 @@ def make_plan(
     fields = [row, low, high, offset, jnp.minimum(seq, num_seqs - 1), first_key, end_key]
     items = jnp.stack([*fields, contexts[seq]], axis=1)
     num_keys = jnp.where(item < num_live, end_key - first_key, -1)
-    return AttentionPlan(items[jnp.argsort(num_keys, descending=True)], num_live, block_tables)
+    items = items[jnp.argsort(num_keys, descending=True)]
+    columns = jnp.arange(MAX_TILE_KEYS, dtype=jnp.int32)
+    return AttentionPlan(items, num_live, block_tables, columns)

@@ -8,20 +8,27 @@ TILE_ROWS = 64
 # Warpgroups that compute; one more loads.
 COMPUTE_WARPGROUPS = 2
 
-# Rows of a slab in shared memory are whole rows of its 8-row swizzle atoms.
-_SLAB_UNIT = 8
+# Rows of a swizzle pattern in shared memory: what a tile can be cut into, and a TMA load of part
+# of an array has to start at a multiple of.
+ROW_UNIT = 8
+
+# Keys of a tile, at most.
+MAX_TILE_KEYS = 128
+
+# Columns of the output that a warpgroup hands to TMA at a time.
+_MAX_STORE_COLUMNS = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Folding:
     """How q heads that share a kv head share a tile.
 
-    A tile of 64 rows has `num_heads` slabs, each of `num_tokens` consecutive query rows of one
-    head. Heads are then what one box of a TMA load has, wherever the sequence starts.
+    A tile of 64 rows is made of slabs: `num_tokens` consecutive query rows of one head each. A slab
+    is what one TMA load brings, and heads of any number find room.
 
     Attributes:
       num_heads: q heads of a tile; divides the group.
-      num_tokens: query rows of a slab, a power of two.
+      num_tokens: query rows of a slab, a power of two and a multiple of `ROW_UNIT`.
     """
 
     num_heads: int
@@ -35,7 +42,7 @@ class Folding:
 
 def fold(group: int) -> Folding:
     """Return how `group` q heads per kv head are folded."""
-    most = TILE_ROWS // _SLAB_UNIT
+    most = TILE_ROWS // ROW_UNIT
     num_heads = max(n for n in range(1, most + 1) if group % n == 0)
     return Folding(num_heads, 1 << ((TILE_ROWS // num_heads).bit_length() - 1))
 
@@ -47,10 +54,8 @@ class AttentionSpec:
     Attributes:
       num_q_heads, num_kv_heads, head_dim, block_size: shape of queries and cache.
       scale, sliding_window, soft_cap: as in `ragged_paged_attention`.
-      folding: the tiles' rows.
-      tile_keys: keys of a tile.
-      num_stages: tiles of keys and values that are being loaded or in use at a time.
       num_programs: programs that share the work.
+      num_stages: tiles of keys and values that are being loaded or in use at a time.
     """
 
     num_q_heads: int
@@ -60,10 +65,13 @@ class AttentionSpec:
     scale: float
     sliding_window: int | None
     soft_cap: float | None
-    folding: Folding
-    tile_keys: int
-    num_stages: int
     num_programs: int
+    num_stages: int = 2
+
+    @property
+    def folding(self) -> Folding:
+        """What the rows of a tile are."""
+        return fold(self.num_q_heads // self.num_kv_heads)
 
     @property
     def num_head_tiles(self) -> int:
@@ -72,10 +80,30 @@ class AttentionSpec:
 
     @property
     def tiles_per_kv_head(self) -> int:
-        """Tiles that read the same kv head."""
+        """Tiles of the same query rows that read the same kv head."""
         return self.num_head_tiles // self.num_kv_heads
 
     @property
-    def blocks_per_tile(self) -> int:
-        """Blocks of a tile of keys."""
-        return self.tile_keys // self.block_size
+    def tile_keys(self) -> int:
+        """Keys of a tile.
+
+        128 keys of 128 dimensions, keys and values in two stages, take 128 KB of the 227; with the
+        queries (32 KB) and the output (32 KB) that is what fits. At 256 dimensions the scores of
+        64 keys are what the registers have room for beside the output.
+        """
+        return MAX_TILE_KEYS if self.head_dim <= 128 else 64
+
+    @property
+    def copy_keys(self) -> int:
+        """Keys that one TMA load brings: those of a block, or of a tile where that is less."""
+        return min(self.block_size, self.tile_keys)
+
+    @property
+    def copies_per_tile(self) -> int:
+        """TMA loads that fill a tile."""
+        return self.tile_keys // self.copy_keys
+
+    @property
+    def store_columns(self) -> int:
+        """Columns of the output that leave through shared memory at a time."""
+        return min(self.head_dim, _MAX_STORE_COLUMNS)
