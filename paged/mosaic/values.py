@@ -9,8 +9,8 @@ from paged.mosaic.refs import Shared
 from paged.mosaic.schedule import Work
 from paged.mosaic.spec import AttentionSpec
 
-# Values that are in registers at a time: 32 of a thread, at 128 dimensions.
-_ROWS = 64
+# Rows and columns that are in registers at a time, 16 of a thread: there is little room.
+_PART = 64
 
 
 def clean_values(
@@ -27,14 +27,14 @@ def clean_values(
     def _() -> None:
         @pl.when(lax.axis_index("warpgroup") == 0)
         def _() -> None:
-            for start in range(0, spec.tile_keys, _ROWS):
-                part = shared.v.at[stage, pl.ds(start, _ROWS)]
-                key = plgpu.broadcasted_iota(
-                    jnp.int32, (_ROWS, spec.head_dim), 0, layout=plgpu.Layout.WGMMA
-                ) + (first_key + start)
-                values = plgpu.layout_cast(part[...], plgpu.Layout.WGMMA)
+            layout, shape = plgpu.Layout.WGMMA, (_PART, _PART)
+            for row in range(0, spec.tile_keys, _PART):
+                key = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout) + (first_key + row)
                 is_seen = (key >= work.first_key) & (key < work.context)
-                part[...] = jnp.where(is_seen, values, jnp.zeros_like(values))
+                for column in range(0, spec.head_dim, _PART):
+                    part = shared.v.at[stage, pl.ds(row, _PART), pl.ds(column, _PART)]
+                    values = plgpu.layout_cast(part[...], layout)
+                    part[...] = jnp.where(is_seen, values, jnp.zeros_like(values))
             plgpu.commit_smem()
             plgpu.barrier_arrive(shared.v_clean)
 
