@@ -50,12 +50,12 @@ def compiling_for(device: jax.Device) -> Iterator[None]:
     Traces are forgotten before and after, because JAX does not know that they differ by target.
     """
     token = _TARGET.set(device)
-    jax.clear_caches()
+    jax.clear_caches()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         _TARGET.reset(token)
-        jax.clear_caches()
+        jax.clear_caches()  # type: ignore[no-untyped-call]
 
 
 def current_device() -> jax.Device:
@@ -65,7 +65,8 @@ def current_device() -> jax.Device:
 
 def current_platform() -> str:
     """Return the name of the platform that programs are being traced for: "cpu", "gpu" or "tpu"."""
-    return current_device().platform
+    platform: str = current_device().platform
+    return platform
 
 
 def _why_no_triton() -> str | None:

@@ -26,6 +26,7 @@ from packaging.utils import canonicalize_name
 ROOT = pathlib.Path(__file__).parents[1]
 FOLDERS = {
     "paged": "paged",
+    "paged.gpu": "paged/gpu",
     "paged.models": "models",
     "paged.native": "paged/native",
     "paged.scheduler": "scheduler",
@@ -33,6 +34,8 @@ FOLDERS = {
     "paged.scheduler.simulator": "scheduler/simulator",
     "paged.scheduler.tiers": "scheduler/tiers",
     "paged.server": "server",
+    "paged.triton": "paged/triton",
+    "paged.triton.kernels": "paged/triton/kernels",
 }
 SUBMODULES = ["paged.metadata", "paged.models.config", "paged.scheduler.params", "paged.server.cli"]
 
@@ -60,9 +63,10 @@ def sources() -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in paths)
 
 
-def kernels() -> list[str]:
-    """The C++ files of the package, as paths from the root."""
-    return [str(path.relative_to(ROOT)) for path in (ROOT / "paged/native/cpp").iterdir()]
+def data() -> list[str]:
+    """What the packages hold beside Python: C++ files and GPUs, as paths from the root."""
+    folders = [ROOT / "paged/native/cpp", ROOT / "paged/gpu/targets"]
+    return [str(path.relative_to(ROOT)) for folder in folders for path in folder.iterdir()]
 
 
 def installed(source: str) -> str:
@@ -196,7 +200,7 @@ def test_wheel_holds_the_packages_and_nothing_else(dist):
         names = [name for name in wheel.namelist() if ".dist-info/" not in name]
         notice = next(name for name in wheel.namelist() if name.endswith("licenses/LICENSE"))
         assert wheel.read(notice) == (ROOT / "LICENSE").read_bytes()
-    assert sorted(names) == sorted([*map(installed, sources()), *kernels(), "paged/py.typed"])
+    assert sorted(names) == sorted([*map(installed, sources()), *data(), "paged/py.typed"])
 
 
 def test_sdist_holds_each_source_once_and_no_test(dist):
@@ -204,7 +208,7 @@ def test_sdist_holds_each_source_once_and_no_test(dist):
         members = [member for member in sdist.getmembers() if not member.isdir()]
     names = [member.name.split("/", 1)[1] for member in members]
     assert sorted(name for name in names if name.endswith(".py")) == sources()
-    assert {"pyproject.toml", "README.md", "LICENSE", "paged/py.typed", *kernels()} <= set(names)
+    assert {"pyproject.toml", "README.md", "LICENSE", "paged/py.typed", *data()} <= set(names)
     assert all(member.isfile() for member in members), "a link would be a second copy of a module"
 
 

@@ -5,7 +5,8 @@ is exact where it is structure (which buffers are aliased, which copies and coll
 what becomes one CUDA graph, what kernels take) and silent about time: autotuning needs the device,
 so matrix products have default tilings here.
 
-Needs the extra `aot`, and a process that computes on CPUs.
+Needs the extra `aot`, and a process that computes on CPUs: JAX_PLATFORMS=cpu. Without the CUDA
+libraries, JAX loads its plugin only with JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1.
 """
 
 import collections
@@ -92,6 +93,7 @@ class Target:
 
     Raises:
       ValueError: if the name is unknown.
+      RuntimeError: if JAX's CUDA plugin is not there.
     """
 
     def __init__(self, name: str, mesh: Mapping[str, int] | None = None) -> None:
@@ -100,14 +102,21 @@ class Target:
         mesh = mesh or {"x": 1}
         text = (importlib.resources.files("paged.gpu") / "targets" / f"{name}.txtpb").read_text()
         shape = tuple(mesh.values())
-        topology = topologies.get_topology_desc(
-            name, "cuda", target_config=text, topology=f"1x1x{np.prod(shape)}"
-        )
+        try:
+            topology = topologies.get_topology_desc(
+                name, "cuda", target_config=text, topology=f"1x1x{np.prod(shape)}"
+            )
+        except NotImplementedError as error:
+            raise RuntimeError(
+                "JAX's CUDA plugin is missing or did not load: pip install 'paged[aot]', and set "
+                "JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 where CUDA's libraries are missing"
+            ) from error
         self.name = name
         self.mesh = Mesh(np.array(topology.devices).reshape(shape), tuple(mesh))
         per_core = re.search(r"shared_memory_per_core: (\d+)", text)
         per_block = re.search(r"shared_memory_per_block_optin: (\d+)", text)
-        assert per_core is not None and per_block is not None
+        assert per_core is not None, "every target says so"
+        assert per_block is not None, "every target says so"
         self.shared_bytes_per_multiprocessor = int(per_core[1])
         self.shared_bytes_per_program = int(per_block[1])
 
@@ -124,8 +133,11 @@ class Target:
 
     def struct(self, shape: Sequence[int], dtype: Any, *axes: str | None) -> jax.ShapeDtypeStruct:
         """Return an abstract array on the target; `axes` are the mesh axes of its dimensions."""
-        sharding = NamedSharding(self.mesh, PartitionSpec(*axes))
-        return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
+        spec = PartitionSpec(*axes)  # type: ignore[no-untyped-call]
+        struct: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
+            tuple(shape), dtype, sharding=NamedSharding(self.mesh, spec)
+        )
+        return struct
 
     def compile(self, jitted: Any, *args: Any, options: Mapping[str, Any] | None = None) -> Report:
         """Lower and compile a jitted function.

@@ -7,6 +7,7 @@ of any program can be looked at, and an exported program needs no Triton where i
 import re
 import zlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from paged.gpu.ptx import Kernel, inspect
 
@@ -16,9 +17,22 @@ _NAME, _SHARED_BYTES = 1, 3
 type _Fields = list[tuple[int, int | bytes]]
 
 
+class KernelCode(NamedTuple):
+    """A kernel in a program: its entry point, its code, and the shared memory it asks for."""
+
+    name: str
+    ptx: str
+    shared_bytes: int
+
+
 def triton_kernels(stablehlo: str) -> list[Kernel]:
     """Return the kernels of a program in StableHLO's text form, each once, as they are called."""
-    found: dict[str, Kernel] = {}
+    return [inspect(code.ptx, code.name, code.shared_bytes) for code in kernel_codes(stablehlo)]
+
+
+def kernel_codes(stablehlo: str) -> list[KernelCode]:
+    """Return the same before assembly."""
+    found: dict[str, KernelCode] = {}
     for text in re.findall(r'opaque = "((?:[^"\\]|\\.)*)"', stablehlo):
         try:
             message = zlib.decompress(_unescape(text))
@@ -27,11 +41,11 @@ def triton_kernels(stablehlo: str) -> list[Kernel]:
         for fields in _kernel_messages(message):
             ptx = next(value for value in fields.values() if _is_ptx(value))
             name, shared_bytes = fields[_NAME], fields.get(_SHARED_BYTES, 0)
-            assert isinstance(ptx, bytes) and isinstance(name, bytes)
+            assert isinstance(ptx, bytes)
+            assert isinstance(name, bytes)
             assert isinstance(shared_bytes, int)
-            code = ptx.decode("latin-1")
-            if code not in found:
-                found[code] = inspect(code, name.decode(), shared_bytes)
+            code = KernelCode(name.decode(), ptx.decode("latin-1"), shared_bytes)
+            found.setdefault(code.ptx, code)
     return list(found.values())
 
 

@@ -53,7 +53,7 @@ class _HostArray:
         return self.array.ctypes.data
 
     def size(self) -> tuple[int, ...]:
-        return self.array.shape
+        return tuple(self.array.shape)
 
     def stride(self) -> tuple[int, ...]:
         return tuple(stride // self.array.itemsize for stride in self.array.strides)

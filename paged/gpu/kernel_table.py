@@ -1,8 +1,8 @@
 """What the compiled kernels take on each target: the table in docs/gpu_kernels.md.
 
-    python -m paged.gpu.kernel_table        # print it
+    JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 python -m paged.gpu.kernel_table
 
-A test compares it with the page, so both change together.
+prints it. A test compares it with the page, so both change together.
 """
 
 import dataclasses

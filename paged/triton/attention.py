@@ -9,15 +9,15 @@ from jax import Array
 from paged.gpu.traits import Gpu, current_gpu
 from paged.triton.kernels.attention import attention_kernel
 from paged.triton.kernels.combine import combine_kernel
-from paged.triton.launch import Launch, Runner, run_on_gpu
+from paged.triton.launch import Launch, NewArray, Runner, run_on_gpu
 from paged.triton.plan import AttentionPlan, make_plan
 from paged.triton.spec import AttentionSpec, CombineSpec, next_power_of_2
 from paged.triton.support import unsupported as unsupported
 from paged.triton.tiles import choose_tiles
 
-# Decodes are cut into about so many items for each multiprocessor. Four programs fit into one at a
-# time; twice as many leave half a program's time as the longest wait for the last one.
-_ITEMS_PER_MULTIPROCESSOR = 8
+# Decodes are cut into about so many items for each multiprocessor. Three programs fit into one of
+# an H200 at a time; twice as many leave half an item as the longest wait for the last one.
+_ITEMS_PER_MULTIPROCESSOR = 6
 
 
 def plan(
@@ -137,9 +137,9 @@ def attend_with(
             ),
             updated=(),
             outputs=(
-                jax.ShapeDtypeStruct(q.shape, q.dtype),
-                jax.ShapeDtypeStruct((*parts, head_dim), jnp.float32),
-                jax.ShapeDtypeStruct((*parts, 2), jnp.float32),
+                NewArray(q.shape, q.dtype),
+                NewArray((*parts, head_dim), jnp.float32),
+                NewArray((*parts, 2), jnp.float32),
             ),
             spec=spec,
             num_warps=tiles.num_warps,

@@ -5,7 +5,7 @@ Tests run the same calls in Triton's interpreter, which has no part in JAX.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,13 @@ import jax_triton
 from jax import Array, lax
 
 from paged.gpu.traits import Gpu, current_gpu
+
+
+class NewArray(NamedTuple):
+    """Shape and dtype of an array that a kernel fills."""
+
+    shape: tuple[int, ...]
+    dtype: Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,7 +31,7 @@ class Launch:
       grid: programs along each axis.
       inputs: arrays that are read.
       updated: arrays that are written in place, and returned.
-      outputs: shapes and dtypes of new arrays, whose content is what the kernel writes.
+      outputs: new arrays, whose content is what the kernel writes.
       spec: what the kernel is compiled for.
       num_warps, num_stages: threads of a program over 32; depth of the pipeline of its loads.
     """
@@ -33,7 +40,7 @@ class Launch:
     grid: tuple[int, ...]
     inputs: tuple[Array, ...]
     updated: tuple[Array, ...]
-    outputs: tuple[jax.ShapeDtypeStruct, ...]
+    outputs: tuple[NewArray, ...]
     spec: Any
     num_warps: int
     num_stages: int
@@ -46,12 +53,16 @@ type Runner = Callable[[Launch], Sequence[Array]]
 def run_on_gpu(launch: Launch) -> Sequence[Array]:
     """Run a launch as part of the JAX program that is being traced."""
     gpu = current_gpu()
+    new_arrays = tuple(
+        jax.ShapeDtypeStruct(*array)  # type: ignore[no-untyped-call]
+        for array in launch.outputs
+    )
     refs = tuple(jax.new_ref(_passable(array, gpu)) for array in launch.updated)
     outputs = jax_triton.triton_call(
         *(_passable(array, gpu) for array in launch.inputs),
         *refs,
         kernel=launch.kernel,
-        out_type=launch.outputs,
+        out_type=new_arrays,
         grid=launch.grid,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,

@@ -8,6 +8,8 @@ import pytest
 from paged.backends import (
     Backend,
     DeviceMemory,
+    compiling_for,
+    current_device,
     current_platform,
     device_memory,
     host_memory,
@@ -61,6 +63,28 @@ def test_project_serves_every_platform(platform: str):
 
 def test_platform_here_is_cpu():
     assert current_platform() == "cpu"
+
+
+def test_target_stands_for_the_device_while_programs_are_traced_for_it():
+    target = FakeDevice(None)
+    with compiling_for(target):
+        assert current_device() is target
+        assert current_platform() == "gpu"
+    assert current_platform() == "cpu"
+
+
+def test_traces_for_one_target_do_not_serve_another():
+    traced = []
+
+    @jax.jit
+    def layer(x):
+        traced.append(current_platform())
+        return x
+
+    for target in (FakeDevice(None), jax.devices("cpu")[0]):
+        with compiling_for(target):
+            jax.eval_shape(layer, 1.0)
+    assert traced == ["gpu", "cpu"]
 
 
 class FakeDevice:

@@ -96,7 +96,8 @@ def _attend_item(
         maximum = tl.full([rows], MASKED, tl.float32)
         total = tl.zeros([rows], tl.float32)
         weighted = tl.zeros([rows, spec.padded_dim], tl.float32)
-        if spec.has_sinks:  # noqa: SIM102: known when the kernel is compiled, unlike the next
+        # Two conditions: the first is known when the kernel is compiled.
+        if spec.has_sinks:  # noqa: SIM102
             if part <= 0:
                 sink = tl.load(sinks_ptr + kv_head * spec.group + lane % spec.group)
                 maximum = sink.to(tl.float32) * LOG2_E

@@ -37,6 +37,7 @@ FEATURES = {
     "mixed_scales_sinks": Shape(96, 5, 20, 16, 2, 3, 64, has_kv_scales=True, has_sinks=True),
     "window_cap": dataclasses.replace(WINDOW, soft_cap=9.0, scale=0.7),
     "narrow_window": Shape(96, 5, 20, 16, 1, 4, 64, sliding_window=5, has_sinks=True),
+    "tiles_of_128_rows": Shape(310, 5, 20, 16, 1, 4, 64, "float16"),
     "head_dim_128": Shape(96, 5, 20, 16, 1, 4, 128),
     "head_dim_192": Shape(64, 5, 6, 16, 1, 1, 192),
     "head_dim_256": Shape(6, 6, 10, 16, 1, 2, 256),
@@ -58,7 +59,7 @@ def test_every_feature_equals_dense_attention(name: str):
     assert_matches(interpreted.attend(batch), batch)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("shape", [DECODE, MIXED, WINDOW], ids=["decode", "mixed", "window"])
 def test_random_ragged_batches_equal_dense_attention(shape: Shape, seed: int):
     rng = np.random.default_rng(seed)
