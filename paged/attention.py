@@ -23,6 +23,7 @@ type AttentionPlan = Any
 _MODULES: Mapping[str, str] = {
     "xla": "paged.attention_xla",
     "triton": "paged.triton.attention",
+    "mosaic": "paged.mosaic.attention",
 }
 
 

@@ -1,5 +1,6 @@
 """`write_kv`: puts new keys and values into the paged cache, in place under donation."""
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -50,12 +51,8 @@ def write_kv(
     """
     _check_shapes(kv_cache, k, v, slot_mapping)
     check_kv_scales(kv_scales, kv_cache)
-    name = backends.resolve_backend(
-        backend,
-        backends.current_platform(),
-        unsupported=lambda name: _triton().unsupported(kv_cache) if name == "triton" else None,
-    )
-    return _WRITERS[name](kv_cache, k, v, slot_mapping, kv_scales)
+    writer = _WRITERS[_writer_name(backend, kv_cache)]
+    return writer(kv_cache, k, v, slot_mapping, kv_scales)
 
 
 def write_token_ids(
@@ -92,6 +89,17 @@ def _check_shapes(kv_cache: Array, k: Array, v: Array, slot_mapping: Array) -> N
             )
     if slot_mapping.dtype != jnp.int32:
         raise TypeError(f"slot_mapping has dtype {slot_mapping.dtype}; it must be int32.")
+
+
+def _writer_name(backend: str, kv_cache: Array) -> str:
+    resolve = functools.partial(
+        backends.resolve_backend,
+        platform=backends.current_platform(),
+        unsupported=lambda name: _triton().unsupported(kv_cache) if name == "triton" else None,
+    )
+    name = resolve(backend)
+    # "mosaic" is for attention alone: beside it, the best of the others writes.
+    return resolve("auto", fastest={}) if name == "mosaic" else name
 
 
 def _scatter(

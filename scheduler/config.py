@@ -11,7 +11,7 @@ from paged.scheduler.request_queue import SCHEDULING_POLICIES
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEFAULT_COMPILATION_CACHE_DIR = "~/.cache/paged/xla"
-ATTENTION_BACKENDS = ("auto", "triton", "xla")
+ATTENTION_BACKENDS = ("auto", "mosaic", "triton", "xla")
 LINEAR_BACKENDS = ("auto", "native", "xla")
 DEFAULT_NATIVE_CACHE_DIR = "~/.cache/paged/native"
 

@@ -43,7 +43,9 @@ JAX = {"jax", "jaxlib", "flax", "jaxtyping", "optax", "orbax"}
 HTTP = {"aiohttp", "prometheus_client"}
 
 # Where the environment may be read, besides server/cli*.py.
-READS_ENVIRONMENT: dict[str, str] = {}
+READS_ENVIRONMENT: dict[str, str] = {
+    "paged/gpu/mosaic_dump.py": "sets what makes Mosaic's compiler show its code, and puts it back",
+}
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,15 @@ TABLE_TARGETS = ("a100", "h200", "b200")
 # Products of the tensor cores, by target; narrow tiles keep to HMMA everywhere.
 TENSOR_CORE = {"a100": "HMMA", "h100": "HGMMA", "h200": "HGMMA", "b200": "UTCHMMA"}
 
-_NUM_SEQS, _NUM_KV_HEADS, _BLOCK_SIZE = 64, 8, 16
+# Names of the kernels of the two backends.
+ATTENTION_KERNELS = ("attention_kernel", "ragged_paged_attention")
+
+_NUM_SEQS, _NUM_KV_HEADS = 64, 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """A call of the op on 64 sequences, blocks of 16 and 8 kv heads, as shapes.
+    """A call of the op on 64 sequences and 8 kv heads, as shapes.
 
     Attributes:
       num_tokens: query rows; a batch of decodes if there are as many as sequences.
@@ -38,6 +41,8 @@ class Call:
       sliding_window: as in `ragged_paged_attention`.
       has_sinks: whether sinks are given.
       table_width: blocks of a sequence, at most.
+      block_size: tokens of a block.
+      backend: of the attention.
     """
 
     num_tokens: int
@@ -48,6 +53,8 @@ class Call:
     sliding_window: int | None = None
     has_sinks: bool = False
     table_width: int = 512
+    block_size: int = 16
+    backend: str = "triton"
 
 
 CALLS: Mapping[str, Call] = {
@@ -60,6 +67,17 @@ CALLS: Mapping[str, Call] = {
     ),
     "mixed, head size 256": Call(2048, head_dim=256),
 }
+
+# Mosaic's kernel, which is for prefill and for Hopper.
+MOSAIC_CALLS: Mapping[str, Call] = {
+    "Mosaic, head size 128": Call(2048, backend="mosaic"),
+    "Mosaic, 128, blocks of 64": Call(2048, block_size=64, backend="mosaic"),
+    "Mosaic, 64, group 8, window, sinks": Call(
+        2048, head_dim=64, group=8, sliding_window=128, has_sinks=True, backend="mosaic"
+    ),
+    "Mosaic, head size 256": Call(2048, head_dim=256, backend="mosaic"),
+}
+MOSAIC_TARGETS = ("h200",)
 
 
 def compile_call(target: Target, call: Call) -> Report:
@@ -75,12 +93,12 @@ def compile_call(target: Target, call: Call) -> Report:
         slots: jax.Array,
         sinks: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array]:
-        cache = write_kv(cache, k, k, slots, backend="triton")
+        cache = write_kv(cache, k, k, slots, backend=call.backend)
         attend = functools.partial(ragged_paged_attention, sliding_window=call.sliding_window)
-        return cache, attend(q, cache, tables, lens, starts, sinks=sinks, backend="triton")
+        return cache, attend(q, cache, tables, lens, starts, sinks=sinks, backend=call.backend)
 
     num_q_heads = _NUM_KV_HEADS * call.group
-    cache_shape = (4096, 2, _NUM_KV_HEADS, _BLOCK_SIZE, call.head_dim)
+    cache_shape = (4096, 2, _NUM_KV_HEADS, call.block_size, call.head_dim)
     int32s = functools.partial(target.struct, dtype=jnp.int32)
     return target.compile(
         jax.jit(step, donate_argnums=0),
@@ -98,10 +116,11 @@ def compile_call(target: Target, call: Call) -> Report:
 def rows(name: str, target: Target, report: Report) -> Iterator[str]:
     """Yield the lines of the table for one call."""
     for kernel in report.kernels:
-        if kernel.name != "attention_kernel" and name != "decode, head size 128":
+        is_attention = kernel.name in ATTENTION_KERNELS
+        if not is_attention and name != "decode, head size 128":
             continue  # the small kernels hardly differ between calls
         what = kernel.name.removesuffix("_kernel").replace("_", " ")
-        what = f"{what}: {name}" if what == "attention" else what
+        what = f"attention: {name}" if is_attention else what
         products = [
             f"{count} {instruction}"
             for instruction in ("HMMA", "HGMMA", "UTCHMMA")
@@ -128,10 +147,10 @@ HEADER = """\
 def main() -> None:
     """Print the table."""
     print(HEADER)
-    for name, call in CALLS.items():
-        for target_name in TABLE_TARGETS:
-            target = Target(target_name)
-            print("\n".join(rows(name, target, compile_call(target, call))), flush=True)
+    for calls, targets in ((CALLS, TABLE_TARGETS), (MOSAIC_CALLS, MOSAIC_TARGETS)):
+        for name, call in calls.items():
+            for target in map(Target, targets):
+                print("\n".join(rows(name, target, compile_call(target, call))), flush=True)
 
 
 if __name__ == "__main__":

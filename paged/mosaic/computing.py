@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -88,9 +89,7 @@ class Computing:
         first_position = work.low + work.offset
         num_open = divide(jnp.maximum(first_position + 1 - work.origin, 0), keys)
         open_end = jnp.maximum(jnp.minimum(num_open, work.num_tiles), open_start)
-        sums = lax.fori_loop(
-            open_start, open_end, functools.partial(fold, is_masked=False), sums
-        )
+        sums = lax.fori_loop(open_start, open_end, functools.partial(fold, is_masked=False), sums)
         sums = lax.fori_loop(open_end, work.num_tiles, masked, sums)
         return sums
 
@@ -136,10 +135,11 @@ class Computing:
         if is_masked:
             clean_values(self.shared, stage, first_key, work, self.spec)
         plgpu.barrier_wait(self.shared.turn)
-        has_next = index + 1 < work.num_tiles
-        weighted = self._weigh(
-            weighted, weights, stage, lambda: pl.when(has_next)(lambda: self._wait_for_keys(step + 1))
-        )
+
+        def wait_for_next() -> None:
+            pl.when(index + 1 < work.num_tiles)(lambda: self._wait_for_keys(step + 1))
+
+        weighted = self._weigh(weighted, weights, stage, wait_for_next)
         plgpu.barrier_arrive(self.shared.v_free.at[stage])
         return weighted, larger, total
 
@@ -158,7 +158,9 @@ class Computing:
         plgpu.barrier_arrive(self.shared.k_free.at[stage])
         return products
 
-    def _weigh(self, weighted: Array, weights: Array, stage: Array, meanwhile: Any) -> Array:
+    def _weigh(
+        self, weighted: Array, weights: Array, stage: Array, meanwhile: Callable[[], None]
+    ) -> Array:
         """Return `weighted` and the weighted sum of a tile of values; `meanwhile` overlaps."""
         if self.is_interpreted:
             # The interpreter has no wgmma with an operand in registers. The fence stands for what

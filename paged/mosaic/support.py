@@ -1,0 +1,87 @@
+"""What the Mosaic kernel of attention takes, and where it can be compiled."""
+
+import re
+
+from jax import Array
+
+HEAD_DIMS = (64, 128, 256)
+BLOCK_SIZES = (16, 32, 64, 128)
+DTYPES = ("bfloat16", "float16")
+
+# Releases of ptxas that miscompile masked loops of wgmma, per the check in JAX's own kernel
+# (jax/experimental/pallas/ops/gpu/attention_mgpu.py): from 12.8 on, before 12.9.1, build 12.9.86.
+_FIRST_BAD: tuple[int, ...] = (12, 8)
+_FIRST_GOOD: tuple[int, ...] = (12, 9, 86)
+
+
+def unsupported(q: Array, kv_cache: Array) -> str | None:
+    """Return why the kernel cannot take these arguments, or None if it can."""
+    return first_reason(
+        num_q_heads=q.shape[1],
+        num_kv_heads=kv_cache.shape[2],
+        head_dim=q.shape[2],
+        block_size=kv_cache.shape[3],
+        q_dtype=str(q.dtype),
+        kv_cache_dtype=str(kv_cache.dtype),
+    )
+
+
+def first_reason(
+    *,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    q_dtype: str,
+    kv_cache_dtype: str,
+) -> str | None:
+    """Return the same for shapes and names of dtypes."""
+    if head_dim not in HEAD_DIMS:
+        return f"head_dim={head_dim} is none of {_listed(HEAD_DIMS)}"
+    if block_size not in BLOCK_SIZES:
+        return f"block_size={block_size} is none of {_listed(BLOCK_SIZES)}"
+    if q_dtype not in DTYPES:
+        return f"q is {q_dtype}, none of {_listed(DTYPES)}"
+    if kv_cache_dtype != q_dtype:
+        return f"the cache is {kv_cache_dtype}, not {q_dtype} like q"
+    return None
+
+
+def why_no_gpu(compute_capability: str) -> str | None:
+    """Return why the kernel cannot run on a GPU, or None if it can."""
+    if compute_capability == "9.0":
+        return None
+    reason = f"it needs an NVIDIA GPU of compute capability 9.0 (Hopper), not {compute_capability}"
+    if compute_capability.startswith("10."):
+        # wgmma is Hopper's alone: Blackwell has tcgen05, with sums in a memory of its own.
+        reason += ", which would need a kernel of its own"
+    return reason
+
+
+def why_no_assembler(nvcc_version: str | None, cuda_version: int | None) -> str | None:
+    """Return why the kernel must not be compiled here, or None if it may be.
+
+    Args:
+      nvcc_version: of the package with the ptxas of CUDA 12, as in "12.9.86"; None if it is not
+        installed.
+      cuda_version: of the CUDA that JAX uses, as in 12090; None if there is none. It does not tell
+        12.9.0 from 12.9.1, which is then given the benefit of the doubt.
+    """
+    if cuda_version is not None and cuda_version >= 13000:
+        return None
+    if nvcc_version is not None:
+        version, first_good = tuple(map(int, re.findall(r"\d+", nvcc_version))), _FIRST_GOOD
+    elif cuda_version is not None:
+        version, first_good = (cuda_version // 1000, cuda_version % 1000 // 10), _FIRST_GOOD[:2]
+    else:
+        return None
+    if not _FIRST_BAD <= version < first_good:
+        return None
+    return (
+        f"ptxas {'.'.join(map(str, version))} miscompiles its masked loops; install 12.9.1 or newer "
+        "(pip install -U nvidia-cuda-nvcc-cu12), or CUDA 13"
+    )
+
+
+def _listed(choices: tuple[object, ...]) -> str:
+    return ", ".join(map(str, choices))
