@@ -10,6 +10,7 @@ the plan. Source: FlashAttention-3, arXiv:2407.08608; online softmax, arXiv:2205
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -19,7 +20,7 @@ from paged.mosaic.loading import Loading
 from paged.mosaic.plan import AttentionPlan
 from paged.mosaic.refs import Inputs, Shared
 from paged.mosaic.schedule import Schedule
-from paged.mosaic.spec import COMPUTE_WARPGROUPS, TILE_ROWS, AttentionSpec
+from paged.mosaic.spec import COMPUTE_WARPGROUPS, ROW_UNIT, TILE_ROWS, AttentionSpec
 
 
 def run_kernel(
@@ -39,8 +40,18 @@ def run_kernel(
       spec: what to compile for.
       interpret: how to interpret the kernel on a CPU; None compiles it.
     """
+    # A TMA load of queries is cut from whole units of rows. Buckets are whole; else q is copied.
+    padding = ((0, -q.shape[0] % ROW_UNIT), (0, 0), (0, 0))
+    whole_q = jnp.pad(q, padding) if padding[0][1] else q
     inputs = Inputs(
-        q, kv_cache, plan.block_tables, plan.items, plan.num_live, plan.columns, kv_scales, sinks
+        whole_q,
+        kv_cache,
+        plan.block_tables,
+        plan.items,
+        plan.num_live,
+        plan.columns,
+        kv_scales,
+        sinks,
     )
     # An array that is not given is no leaf, and costs nothing.
     leaves, tree = jax.tree.flatten(inputs)
@@ -102,6 +113,6 @@ def _scratch(spec: AttentionSpec, dtype: Any) -> dict[str, Any]:
         "k_free": used,
         "v_ready": loaded,
         "v_free": used,
-        "v_clean": plgpu.Barrier(),
+        "v_clean": plgpu.Barrier(num_barriers=spec.num_stages),
         "turn": plgpu.Barrier(num_arrivals=COMPUTE_WARPGROUPS),
     }

@@ -39,7 +39,7 @@ class Shared:
       output: `[2, 64, store_columns]`.
       q_ready, k_ready, v_ready: loaded, by stage; computing may read.
       q_free, k_free, v_free: read by all, by stage; loading may overwrite.
-      v_clean: the values that nobody may see are zeros now.
+      v_clean: the values that nobody may see are zeros now, by stage.
       turn: the other computing warpgroup has had its turn at the tensor cores.
     """
 

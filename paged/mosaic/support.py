@@ -77,8 +77,9 @@ def why_no_assembler(nvcc_version: str | None, cuda_version: int | None) -> str 
         return None
     if not _FIRST_BAD <= version < first_good:
         return None
+    found = ".".join(map(str, version))
     return (
-        f"ptxas {'.'.join(map(str, version))} miscompiles its masked loops; install 12.9.1 or newer "
+        f"ptxas {found} miscompiles its masked loops; install 12.9.1 or newer "
         "(pip install -U nvidia-cuda-nvcc-cu12), or CUDA 13"
     )
 

@@ -36,6 +36,6 @@ def clean_values(
                     values = plgpu.layout_cast(part[...], layout)
                     part[...] = jnp.where(is_seen, values, jnp.zeros_like(values))
             plgpu.commit_smem()
-            plgpu.barrier_arrive(shared.v_clean)
+            plgpu.barrier_arrive(shared.v_clean.at[stage])
 
-        plgpu.barrier_wait(shared.v_clean)
+        plgpu.barrier_wait(shared.v_clean.at[stage])

@@ -19,6 +19,8 @@ MIXED = Shape(48, 4, 10, 32, 2, 4, 64, "bfloat16")
 WINDOW = Shape(40, 4, 20, 16, 1, 7, 64, "float16", sliding_window=70, soft_cap=20.0, has_sinks=True)
 FEATURES = {
     "one_head_a_group": (Shape(96, 3, 4, 64, 2, 1, 64, "float16"), [(180, 80), (128, 1)]),
+    # The last rows of the last slab are not there.
+    "odd_number_of_rows": (Shape(37, 3, 6, 32, 1, 4, 64, "float16"), [(150, 30), (40, 2)]),
     # Two tiles of 8 heads share a kv head.
     "scales": (Shape(24, 3, 3, 128, 1, 16, 64, "bfloat16", has_kv_scales=True), [(300, 5), (9, 8)]),
     # Tiles of 64 keys, two in a block; rows leave in halves.
