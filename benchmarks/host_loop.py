@@ -4,29 +4,31 @@
 
 A runner that returns at once stands for the device. Prefix caching is on, decoding greedy; the
 requests cross block boundaries in different steps, as they do when they arrive at different times.
-The mixed row is 63 decodes and a new prompt of 512 tokens in every step.
+Each load is run with consumers that stream, and with consumers that want their output whole. The
+mixed row is 63 decodes and a new prompt of 512 tokens in every step.
 
 schedule     `Scheduler.schedule`: who computes what, blocks
 build        `build_batch`: the packed array of the step
 execute      what is left of `Runner.execute`: next to nothing here
 update       `Scheduler.update`: tokens appended, stop checks, full blocks hashed
-detokenise   `IncrementalDetokenizer`: ids to text, stop strings
-rest         of `Engine.step`: deltas and statistics
+outputs      `OutputProcessor.process`: ids to text, stop strings, deltas
+rest         of `Engine.step_deltas`: statistics
 hand-over    what `AsyncEngine` adds: a thread, mailboxes, one waiting consumer per request
 
-Parts are medians over the steps of a run in which each function is wrapped by a stopwatch; "step"
-is the median of a run without, so that the stopwatches, about 0.2 us a call and two calls a token
-for detokenising, are not part of it. "rest" may come out a little low for that reason. The
-hand-over is the time of a whole run through `AsyncEngine` less that of the same steps without it.
+All times are processor times, which other work on the machine lengthens less than it does those of
+a clock. Parts are medians over the steps of a run in which each function is wrapped by a stopwatch;
+"step" is the median of a run without. The hand-over is a step through `AsyncEngine` less the same
+step without it, medians again, both with a runner that sleeps for a while: without a pause the
+event loop would fall behind and get several steps at once, which is cheaper.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +38,7 @@ from tqdm import tqdm
 
 from paged.models.packing import BatchLayout
 from paged.models.tokenizer import Tokenizer
-from paged.scheduler import detokenizer, runner
+from paged.scheduler import runner
 from paged.scheduler.admission import InputProcessor
 from paged.scheduler.async_engine import AsyncEngine
 from paged.scheduler.block_pool import BlockPool
@@ -44,18 +46,26 @@ from paged.scheduler.buckets import BucketTable
 from paged.scheduler.config import EngineConfig
 from paged.scheduler.engine import Engine
 from paged.scheduler.loading import LoadedEngine
-from paged.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from paged.scheduler.output import ModelRunnerOutput, SchedulerOutput, StepStats
+from paged.scheduler.output_processor import OutputProcessor
 from paged.scheduler.params import MAX_LOGIT_EDITS, SamplingParams
 from paged.scheduler.row_table import RowTable
 from paged.scheduler.scheduler import Scheduler
+from paged.server.cli_serve import spare_collector
 
 BLOCK_SIZE, VOCAB_SIZE = 16, 49152
 MIXED_PROMPT_TOKENS = 512
-PARTS = ("schedule", "build", "execute", "update", "detokenise", "rest")
+PARTS = ("schedule", "build", "execute", "update", "outputs", "rest")
 
 
 class NoDevice:
-    """A runner that prepares each step as the real one does, and samples without a model."""
+    """A runner that prepares each step as the real one does, and samples without a model.
+
+    Attributes:
+      step_seconds: time that a step pretends to take.
+    """
+
+    step_seconds = 0.0
 
     def __init__(self, max_num_seqs: int, max_num_tokens: int, max_blocks_per_seq: int) -> None:
         self._buckets = BucketTable(max_num_seqs, max_num_tokens)
@@ -72,16 +82,19 @@ class NoDevice:
             VOCAB_SIZE,
         )
         runner.build_batch(output, layout, self._rows, BLOCK_SIZE)
-        return NoDevice.Step(len(output.scheduled))
+        return NoDevice.Step(len(output.scheduled), self.step_seconds)
 
     def close(self) -> None:
         pass
 
     class Step:
-        def __init__(self, num_seqs: int) -> None:
+        def __init__(self, num_seqs: int, seconds: float) -> None:
             self._num_seqs = num_seqs
+            self._seconds = seconds
 
         def result(self) -> ModelRunnerOutput:
+            if self._seconds:
+                time.sleep(self._seconds)
             return ModelRunnerOutput(np.full(self._num_seqs, 7, np.int32))
 
 
@@ -97,11 +110,11 @@ class Stopwatch:
         seconds = self.seconds
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            started = time.perf_counter()
+            started = time.thread_time()
             try:
                 return original(*args, **kwargs)
             finally:
-                seconds[name] += time.perf_counter() - started
+                seconds[name] += time.thread_time() - started
 
         self._wrapped.append((owner, function, original))
         setattr(owner, function, timed)
@@ -125,29 +138,34 @@ class Load:
 
     Args:
       num_seqs: requests of a step.
-      mixed: whether one of them is a new prompt in every step.
       num_steps: decode steps that will be measured.
+      stream: whether tokens are wanted as they come.
+      mixed: whether one of the requests is a new prompt in every step.
     """
 
-    def __init__(self, num_seqs: int, *, mixed: bool, num_steps: int) -> None:
+    def __init__(self, num_seqs: int, num_steps: int, *, stream: bool, mixed: bool = False) -> None:
         self.num_decodes = num_seqs - mixed
+        self.stream = stream
         self.mixed = mixed
         budget = self.num_decodes + MIXED_PROMPT_TOKENS if mixed else max(128, num_seqs) * 16
         # Prompt, the decodes while the last prompts enter, and the decodes that are measured.
         self.num_outputs = num_steps + 64
         blocks_per_seq = (128 + max(self.num_outputs, MIXED_PROMPT_TOKENS)) // BLOCK_SIZE + 2
-        max_model_len = blocks_per_seq * BLOCK_SIZE
+        self.max_model_len = blocks_per_seq * BLOCK_SIZE
         tokenizer = byte_tokenizer()
+        self.runner = NoDevice(num_seqs, budget, blocks_per_seq)
         self.engine = Engine(
             scheduler=Scheduler(
                 pool=BlockPool((num_seqs + 1) * blocks_per_seq + 1, BLOCK_SIZE),
                 max_num_seqs=num_seqs,
                 max_num_batched_tokens=budget,
-                max_model_len=max_model_len,
+                max_model_len=self.max_model_len,
             ),
-            runner=NoDevice(num_seqs, budget, blocks_per_seq),
+            runner=self.runner,
             tokenizer=tokenizer,
-            processor=InputProcessor(tokenizer, vocab_size=VOCAB_SIZE, max_model_len=max_model_len),
+            processor=InputProcessor(
+                tokenizer, vocab_size=VOCAB_SIZE, max_model_len=self.max_model_len
+            ),
         )
         self._rng = np.random.default_rng(0)
 
@@ -163,7 +181,7 @@ class Load:
     def fill(self) -> None:
         """Add the requests and step until all of them decode."""
         for index, prompt in enumerate(self.prompts()):
-            self.engine.add_request(f"r{index}", prompt, self.params())
+            self.engine.add_request(f"r{index}", prompt, self.params(), stream=self.stream)
         while self.engine.scheduler.num_running < self.num_decodes:
             self.engine.step()
         self.engine.step()
@@ -172,27 +190,29 @@ class Load:
         """Run one step and return its seconds; a mixed one gets its new prompt before."""
         if self.mixed:
             one = SamplingParams(temperature=0, max_tokens=1)
-            self.engine.add_request(f"m{step}", self.prompt(MIXED_PROMPT_TOKENS), one)
-        started = time.perf_counter()
-        self.engine.step()
-        return time.perf_counter() - started
+            prompt = self.prompt(MIXED_PROMPT_TOKENS)
+            self.engine.add_request(f"m{step}", prompt, one, stream=self.stream)
+        started = time.thread_time()
+        self.engine.step_deltas()
+        return time.thread_time() - started
 
 
-def parts_of_a_step(num_seqs: int, *, mixed: bool, num_steps: int) -> dict[str, float]:
+def parts_of_a_step(
+    num_seqs: int, num_steps: int, *, stream: bool, mixed: bool
+) -> dict[str, float]:
     """Return the median seconds of each part of a step, and of the whole as "step"."""
-    plain = Load(num_seqs, mixed=mixed, num_steps=num_steps)
+    plain = Load(num_seqs, num_steps, stream=stream, mixed=mixed)
     plain.fill()
     whole = statistics.median(plain.step_seconds(step) for step in range(num_steps))
 
-    load = Load(num_seqs, mixed=mixed, num_steps=num_steps)
+    load = Load(num_seqs, num_steps, stream=stream, mixed=mixed)
     load.fill()
     watch = Stopwatch()
     watch.wrap(load.engine.scheduler, "schedule", "schedule")
     watch.wrap(load.engine.scheduler, "update", "update")
     watch.wrap(load.engine.runner, "execute", "build and execute")
     watch.wrap(runner, "build_batch", "build")
-    watch.wrap(detokenizer.IncrementalDetokenizer, "update", "detokenise")
-    watch.wrap(detokenizer.IncrementalDetokenizer, "take_text", "detokenise")
+    watch.wrap(OutputProcessor, "process", "outputs")
     steps = []
     try:
         for step in range(num_steps):
@@ -208,48 +228,60 @@ def parts_of_a_step(num_seqs: int, *, mixed: bool, num_steps: int) -> dict[str, 
     return {**parts, "step": whole}
 
 
-def hand_over_seconds(num_seqs: int, *, num_steps: int) -> float:
-    """Return seconds per step that `AsyncEngine` and its consumers add to the engine's own."""
+def hand_over_seconds(num_seqs: int, num_steps: int, *, stream: bool) -> float:
+    """Return processor seconds per step that `AsyncEngine` and its consumers add to the engine."""
+    pause = 0.001 + 8e-6 * num_seqs
 
-    def alone() -> tuple[float, int]:
-        load = Load(num_seqs, mixed=False, num_steps=num_steps)
-        started, steps = time.perf_counter(), 0
-        for index, prompt in enumerate(load.prompts()):
-            load.engine.add_request(f"r{index}", prompt, load.params())
-        while load.engine.has_unfinished:
-            load.engine.step()
-            steps += 1
-        return time.perf_counter() - started, steps
+    def alone() -> float:
+        load = Load(num_seqs, num_steps, stream=stream)
+        load.runner.step_seconds = pause
+        load.fill()
+        moments = []
+        for _ in range(num_steps):
+            load.engine.step_deltas()
+            moments.append(time.process_time())
+        return median_gap(moments)
 
-    async def served() -> tuple[float, int]:
-        load = Load(num_seqs, mixed=False, num_steps=num_steps)
+    async def served() -> float:
+        load = Load(num_seqs, num_steps, stream=stream)
+        load.runner.step_seconds = pause
         engine = AsyncEngine(
             LoadedEngine(
                 load.engine, SimpleNamespace(name="none"), EngineConfig(), 0, {}, {}
             )  # only the engine and its settings are read
         )
-        seen: list[object] = []
-        engine.add_stats_listener(seen.append)
+        moments: list[float] = []
+
+        def on_step(stats: StepStats) -> None:
+            if stats.num_running == num_seqs:
+                moments.append(time.process_time())
+
+        engine.add_stats_listener(on_step)
         engine.start()
 
         async def consume(prompt: list[int]) -> None:
-            async for _ in engine.generate(prompt, load.params()):
+            async for _ in engine.generate(prompt, load.params(), stream=stream):
                 pass
 
-        started = time.perf_counter()
         await asyncio.gather(*map(consume, load.prompts()))
-        seconds = time.perf_counter() - started
         await engine.shutdown()
-        return seconds, len(seen)
+        return median_gap(moments)
 
-    def seconds_per_step(run: Callable[[], tuple[float, int]]) -> float:
-        seconds, steps = run()
-        return seconds / steps
+    return max(0.0, asyncio.run(served()) - alone())
 
-    # The least of each: what else the machine does can only add.
-    with_it = min(seconds_per_step(lambda: asyncio.run(served())) for _ in range(3))
-    without = min(seconds_per_step(alone) for _ in range(3))
-    return max(0.0, with_it - without)
+
+def median_gap(moments: list[float]) -> float:
+    return statistics.median(after - before for before, after in itertools.pairwise(moments))
+
+
+def measure(num_seqs: int, num_steps: int, *, stream: bool, mixed: bool) -> dict[str, float]:
+    """Return the microseconds of one load by column."""
+    row = parts_of_a_step(num_seqs, num_steps, stream=stream, mixed=mixed)
+    if not mixed:
+        row["hand-over"] = hand_over_seconds(num_seqs, num_steps, stream=stream)
+    row["loop"] = row["step"] + row.get("hand-over", 0.0)
+    row["per token"] = row["loop"] / num_seqs
+    return {name: 1e6 * seconds for name, seconds in row.items()}
 
 
 def main() -> None:
@@ -258,21 +290,18 @@ def main() -> None:
     parser.add_argument("--num-steps", type=int, default=200)
     parser.add_argument("--json", help="write the figures to this file, in microseconds")
     args = parser.parse_args()
+    spare_collector()
     rows = {}
-    cases = [*((n, False) for n in args.num_seqs), (64, True)]
-    for num_seqs, mixed in tqdm(cases, desc="Loads"):
+    loads = [(n, stream, False) for n in args.num_seqs for stream in (False, True)]
+    for num_seqs, stream, mixed in tqdm([*loads, (64, True, True)], desc="Loads"):
         name = f"{num_seqs - mixed}" + (f" + {MIXED_PROMPT_TOKENS} prompt tokens" if mixed else "")
-        row = parts_of_a_step(num_seqs, mixed=mixed, num_steps=args.num_steps)
-        if not mixed:
-            row["hand-over"] = hand_over_seconds(num_seqs, num_steps=args.num_steps)
-        row["loop"] = row["step"] + row.get("hand-over", 0.0)
-        row["per token"] = row["loop"] / num_seqs
-        rows[name] = {part: 1e6 * seconds for part, seconds in row.items()}
+        name += ", streaming" if stream else ", whole"
+        rows[name] = measure(num_seqs, args.num_steps, stream=stream, mixed=mixed)
     columns = [*PARTS, "step", "hand-over", "loop", "per token"]
-    print(f"{'requests':<24}" + "".join(f"{column:>11}" for column in columns))
+    print(f"{'requests':<35}" + "".join(f"{column:>10}" for column in columns))
     for name, row in rows.items():
         cells = (f"{row[c]:.1f}" if c in row else "-" for c in columns)
-        print(f"{name:<24}" + "".join(f"{cell:>11}" for cell in cells))
+        print(f"{name:<35}" + "".join(f"{cell:>10}" for cell in cells))
     if args.json:
         with open(args.json, "w") as file:
             json.dump(rows, file, indent=2)

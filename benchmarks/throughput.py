@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=128, help="tokens")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--linear-backend", default="auto", help="auto, native or xla")
+    parser.add_argument("--quantization", help="int8 (default: the weights as they are)")
     parser.add_argument("--runs", type=int, default=3, help="timed runs after one warm-up")
     parser.add_argument("--async-scheduling", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--json", help="write the figures to this file")
@@ -29,6 +30,7 @@ def main() -> None:
         "max_model_len": max(length, 256),
         "async_scheduling": args.async_scheduling,
         "linear_backend": args.linear_backend,
+        "quantization": args.quantization,
     }
     with LLM(args.model, dtype=args.dtype, **settings) as llm:
         vocab_size = llm.get_tokenizer().vocab_size

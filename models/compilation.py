@@ -1,4 +1,4 @@
-"""Compilation as seen from outside: a counter that proves none happens, and the disk cache."""
+"""Compilation as seen from outside: a counter that proves none happens, and JAX's disk cache."""
 
 import contextlib
 import tempfile
@@ -84,6 +84,21 @@ def persistent_cache(directory: str | None) -> Iterator[None]:
         yield
     finally:
         _configure(before)
+
+
+@contextlib.contextmanager
+def no_persistent_cache() -> Iterator[None]:
+    """Compile every program inside the block, whatever disk cache the process uses.
+
+    For programs that are to be serialised: XLA:CPU leaves the machine code out of those that it has
+    loaded itself, and such a file fails when it is run, not when it is loaded.
+    """
+    before = jax.config.jax_enable_compilation_cache
+    try:
+        _configure({"jax_enable_compilation_cache": False})
+        yield
+    finally:
+        _configure({"jax_enable_compilation_cache": before})
 
 
 def _configure(settings: dict[str, object]) -> None:

@@ -11,13 +11,14 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from paged.attention import AttentionPlan, plan_attention, ragged_paged_attention
+from paged.attention_call import AttentionCall
 from paged.cache_groups import CacheGroup, one_group
-from paged.kv_write import write_kv
 from paged.metadata import AttentionMetadata
 from paged.models.batch import ForwardBatch
 from paged.models.config import ModelConfig
-from paged.models.layers import Embed, Linear, RMSNorm
-from paged.models.rope import apply_rope, rope_cos_sin
+from paged.models.layers import Embed, Linear, RMSNorm, project, project_gated
+from paged.models.rope import rope_cos_sin
+from paged.rope_write import rotate_and_write_kv
 
 
 class Attention(nnx.Module):
@@ -56,6 +57,7 @@ class Attention(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "num_tokens hidden"],
+        norm: RMSNorm,
         kv_cache: Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
         cos_sin: tuple[Array, Array],
         metadata: AttentionMetadata,
@@ -64,12 +66,12 @@ class Attention(nnx.Module):
         Float[Array, "num_tokens hidden"],
         Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
     ]:
-        """Return the attention's output and the cache with this step's keys and values."""
-        q = apply_rope(self.q_proj(x), *cos_sin)
-        k = apply_rope(self.k_proj(x), *cos_sin)
-        v = self.v_proj(x)
+        """Return x plus the attention over `norm(x)`, and the cache with this step's keys."""
+        q, k, v = project(x, self.q_proj, self.k_proj, self.v_proj, norm=norm)
         backend = self.attention_backend
-        kv_cache = write_kv(kv_cache, k, v, metadata.slot_mapping, backend=backend)
+        q, kv_cache = rotate_and_write_kv(
+            q, k, v, kv_cache, *cos_sin, metadata.slot_mapping, backend=backend
+        )
         mixed = ragged_paged_attention(
             q,
             kv_cache,
@@ -80,7 +82,7 @@ class Attention(nnx.Module):
             backend=backend,
             plan=plan,
         )
-        return self.o_proj(mixed), kv_cache
+        return self.o_proj(mixed, residual=x), kv_cache
 
 
 class MLP(nnx.Module):
@@ -97,9 +99,12 @@ class MLP(nnx.Module):
         self.up_proj = project("TD,FD->TF", mlp, embed)
         self.down_proj = project("TF,DF->TD", embed, mlp)
 
-    def __call__(self, x: Float[Array, "num_tokens hidden"]) -> Float[Array, "num_tokens hidden"]:
-        """Return the MLP's output."""
-        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+    def __call__(
+        self, x: Float[Array, "num_tokens hidden"], norm: RMSNorm
+    ) -> Float[Array, "num_tokens hidden"]:
+        """Return x plus the MLP of `norm(x)`."""
+        mixed = project_gated(x, self.gate_proj, self.up_proj, activation="silu", norm=norm)
+        return self.down_proj(mixed, residual=x)
 
 
 class DecoderLayer(nnx.Module):
@@ -138,9 +143,8 @@ class DecoderLayer(nnx.Module):
         Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
     ]:
         """Return the residual stream after this layer, and the layer's updated cache."""
-        mixed, kv_cache = self.attention(self.attention_norm(x), kv_cache, cos_sin, metadata, plan)
-        x = x + mixed
-        return x + self.mlp(self.mlp_norm(x)), kv_cache
+        x, kv_cache = self.attention(x, self.attention_norm, kv_cache, cos_sin, metadata, plan)
+        return self.mlp(x, self.mlp_norm), kv_cache
 
 
 class _CachePlace(NamedTuple):
@@ -156,7 +160,7 @@ class DecoderLM(nnx.Module):
     Args:
       config: shape of the model.
       dtype: element type of parameters and activations.
-      attention_backend: name that the two cache ops are called with.
+      attention_backend: name that the cache ops are called with.
       cache_groups: which layers share block tables; None: all of them.
       rngs: source of the initial parameters; checkpoints replace them.
     """
@@ -207,7 +211,7 @@ class DecoderLM(nnx.Module):
             window = layer.attention.sliding_window
             plan = plans.get((place.group, window))
             if plan is None:
-                plan = self._plan_attention(metadata, x.shape[0], arrays[0].shape[3], window)
+                plan = self._plan_attention(metadata, x, arrays[0], window)
                 plans[place.group, window] = plan
             x, arrays[place.array] = _apply_layer(
                 layer, x, arrays[place.array], cos_sin, metadata, plan
@@ -215,18 +219,24 @@ class DecoderLM(nnx.Module):
         return self.norm(x), tuple(arrays)
 
     def _plan_attention(
-        self, metadata: AttentionMetadata, num_tokens: int, block_size: int, window: int | None
+        self, metadata: AttentionMetadata, x: Array, kv_cache: Array, window: int | None
     ) -> AttentionPlan:
         """Return what layers of one cache group and one window share."""
+        call = AttentionCall(
+            num_tokens=x.shape[0],
+            num_q_heads=self.config.num_q_heads,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            block_size=kv_cache.shape[3],
+            q_dtype=str(x.dtype),
+            kv_cache_dtype=str(kv_cache.dtype),
+            sliding_window=window,
+        )
         return plan_attention(
             metadata.block_tables,
             metadata.seq_lens,
             metadata.query_start_loc,
-            num_tokens=num_tokens,
-            num_q_heads=self.config.num_q_heads,
-            num_kv_heads=self.config.num_kv_heads,
-            block_size=block_size,
-            sliding_window=window,
+            call,
             backend=self.attention_backend,
         )
 

@@ -1,4 +1,4 @@
-"""The model as pure functions of its parameters: `forward`, `compute_logits`, and its structure."""
+"""The model as pure functions of its parameters: `forward`, its head, and its structure."""
 
 from typing import Any
 
@@ -13,7 +13,9 @@ from paged.kv_write import write_token_ids
 from paged.models.batch import ForwardBatch
 from paged.models.config import ModelConfig
 from paged.models.decoder import DecoderLM
+from paged.models.layers import Embed, Linear
 from paged.models.registry import ARCHITECTURES
+from paged.models.stored_weight import QUANTIZATIONS
 from paged.sharding import ShardingRules
 
 type GraphDef = nnx.GraphDef[DecoderLM]
@@ -47,20 +49,34 @@ def compute_logits(
     return nnx.merge(graphdef, params).logits(hidden)
 
 
+type HeadDef = nnx.GraphDef[Embed]
+
+
+def split_head(graphdef: GraphDef, params: nnx.State[Any, Any]) -> tuple[HeadDef, Any]:
+    """Return structure and parameters of the head alone; they share the model's arrays.
+
+    A program that needs nothing else takes these few arrays instead of hundreds.
+    """
+    head, head_params = nnx.split(nnx.merge(graphdef, params).head)
+    return head, head_params
+
+
 def abstract_model(
     config: ModelConfig,
     *,
     dtype: str,
     attention_backend: str = "auto",
     cache_groups: tuple[CacheGroup, ...] | None = None,
+    quantization: str | None = None,
 ) -> tuple[GraphDef, nnx.State[Any, Any]]:
     """Return the structure of a model and the shapes of its parameters; no memory is used.
 
     Args:
       config: shape of the model.
       dtype: element type of parameters and activations, see `resolve_dtype`.
-      attention_backend: name that the two cache ops are called with.
+      attention_backend: name that the cache ops are called with.
       cache_groups: which layers share block tables; None: all of them.
+      quantization: see `quantize_layers`.
 
     Returns:
       The graph definition, and a state of `jax.ShapeDtypeStruct` whose variables carry the logical
@@ -69,16 +85,42 @@ def abstract_model(
     build = ARCHITECTURES[config.architecture].build
 
     def create() -> DecoderLM:
-        return build(
+        model = build(
             config,
             dtype=dtype,
             attention_backend=attention_backend,
             cache_groups=cache_groups,
             rngs=nnx.Rngs(0),
         )
+        quantize_layers(model, quantization)
+        return model
 
     graphdef, state = nnx.split(nnx.eval_shape(create))
     return graphdef, state
+
+
+def linear_layers(model: DecoderLM) -> list[Linear | Embed]:
+    """Return the layers that read a weight at every token: the linear ones, and the head."""
+    layers: list[Linear | Embed] = [
+        module for _, module in nnx.iter_modules(model) if isinstance(module, Linear)
+    ]
+    return [*layers, model.head]
+
+
+def quantize_layers(model: DecoderLM, quantization: str | None) -> None:
+    """Store the weights of a model's linear layers and of its head in another format.
+
+    An embedding that is the head, too, is looked up there. Norms and biases stay as they are.
+
+    Args:
+      model: changed in place.
+      quantization: a name in `paged.models.stored_weight.QUANTIZATIONS`; None changes nothing.
+    """
+    if quantization is None:
+        return
+    for layer in linear_layers(model):
+        assert isinstance(layer.weight, nnx.Param), "quantised already"
+        layer.weight = QUANTIZATIONS[quantization](layer.weight, len(layer.output_shape))
 
 
 def param_shardings(

@@ -5,32 +5,36 @@ which devices is `ShardingRules`' business, so no layer knows about meshes. Weig
 of the checkpoint, output axes first: nothing is transposed while loading, a device's slice of the
 output is one contiguous range of the file, and XLA multiplies either order equally fast in 16 bit.
 
-On a CPU a weight may be replaced by its packed form (`paged.models.linear_packing`), which has four
-axes, as no other weight has; the layer then calls the native kernel instead of XLA's.
+How a weight is stored (`paged.models.stored_weight`) is no layer's business either. If it is packed
+for a CPU, `project`, `project_gated` and a `Linear` with a residual are one native call each, norm
+and activation included; otherwise XLA composes them.
 """
 
+import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from paged.native.linear import is_packed, packed_linear, packed_rows
-
-# Uniform with variance 1 / fan-in: much cheaper to draw than normal, as good for random models.
-# Jitted so that it is traced once per shape, not once per layer.
-_init_weight = jax.jit(
-    nnx.initializers.variance_scaling(1.0, "fan_in", "uniform", in_axis=-1, out_axis=0),
-    static_argnums=(1, 2),
+from paged.models.parameters import parameter, random_weight
+from paged.models.stored_weight import (
+    StoredWeight,
+    look_up,
+    multiply,
+    multiply_float32,
+    packed_weight,
 )
+from paged.models.token_blocks import take_best
+from paged.native.linear import PackedNorm, PackedWeight, packed_best, packed_linear
 
-
-def parameter(value: Array, axes: tuple[str, ...]) -> nnx.Param[Array]:
-    """Return a parameter whose metadata `out_sharding` holds one logical name per axis."""
-    assert value.ndim == len(axes), (value.shape, axes)
-    # Not eager: the names are logical, and an eager parameter would take them for mesh axes.
-    return nnx.Param(value, out_sharding=axes, eager_sharding=False)
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+"""What a gate may go through, by name."""
 
 
 class Linear(nnx.Module):
@@ -59,23 +63,33 @@ class Linear(nnx.Module):
         # The weight's axes: those of the output, then those that are summed over.
         assert weight_axes == outputs[1:] + inputs[1:], equation
         self.output_shape = tuple(axes.values())[: len(outputs) - 1]
-        weight = _init_weight(rngs.params(), tuple(axes.values()), jnp.dtype(dtype))
-        self.weight = parameter(weight, tuple(axes))
+        self.weight: StoredWeight = random_weight(axes, dtype=dtype, rngs=rngs)
         bias_shape = tuple(axes[name] for name in bias_axes)
         self.bias = parameter(jnp.zeros(bias_shape, dtype), bias_axes) if bias_axes else None
 
-    def __call__(self, x: Float[Array, "num_tokens ..."]) -> Float[Array, "num_tokens ..."]:
-        """Return the product in x's dtype; x and the weight must have the same."""
-        weight = self.weight[...]
-        rows = x.reshape(x.shape[0], -1)
-        num_outputs = math.prod(self.output_shape)
-        if is_packed(weight):
-            bias = None if self.bias is None else self.bias[...].reshape(-1)
-            y = packed_linear(rows, weight, bias, num_outputs=num_outputs)
-            return y.reshape(x.shape[0], *self.output_shape)
-        # As one matrix: with its axes apart, XLA:CPU multiplies [9, 64, 576] by 8 rows three to
-        # four times slower than [576, 576], for the same bytes.
-        y = jnp.einsum("TD,FD->TF", rows, weight.reshape(num_outputs, -1))
+    def __call__(
+        self,
+        x: Float[Array, "num_tokens ..."],
+        residual: Float[Array, "num_tokens ..."] | None = None,
+    ) -> Float[Array, "num_tokens ..."]:
+        """Return the product, plus `residual`, in x's dtype, which is the weight's."""
+        packed = self.packed()
+        if packed is None:
+            y = self._product(x)
+            return y if residual is None else residual + y
+        rows = None if residual is None else _rows(residual)
+        (y,) = packed_linear(_rows(x), [packed], residual=rows)
+        return y.reshape(x.shape[0], *self.output_shape)
+
+    def packed(self) -> PackedWeight | None:
+        """Return what the native kernels take, or None if the weight is not packed."""
+        packed = packed_weight(self.weight, math.prod(self.output_shape))
+        if packed is None or self.bias is None:
+            return packed
+        return packed._replace(bias=self.bias[...].reshape(-1))
+
+    def _product(self, x: Array) -> Array:
+        y = multiply(self.weight, _rows(x), math.prod(self.output_shape))
         y = y.reshape(x.shape[0], *self.output_shape)
         return y if self.bias is None else y + self.bias[...][None]
 
@@ -84,26 +98,32 @@ class Embed(nnx.Module):
     """A table of one vector per token: the input embedding, and the output head."""
 
     def __init__(self, vocab_size: int, hidden_size: int, *, dtype: str, rngs: nnx.Rngs) -> None:
-        table = _init_weight(rngs.params(), (vocab_size, hidden_size), jnp.dtype(dtype))
-        self.weight = parameter(table, ("vocab", "embed"))
+        axes = {"vocab": vocab_size, "embed": hidden_size}
+        self.weight: StoredWeight = random_weight(axes, dtype=dtype, rngs=rngs)
         self.output_shape = (vocab_size,)
         self.hidden_size = hidden_size
+        self.dtype = jnp.dtype(dtype)
 
     def __call__(self, token_ids: Int[Array, "num_tokens"]) -> Float[Array, "num_tokens hidden"]:
-        """Return the vectors of `token_ids`."""
-        weight = self.weight[...]
-        if is_packed(weight):
-            return packed_rows(weight, token_ids, num_inputs=self.hidden_size)
-        # Ids come from the scheduler, which has checked them; clamping costs nothing in a gather.
-        return jnp.take(weight, token_ids, axis=0, mode="clip")
+        """Return the vectors of `token_ids`, which the scheduler has checked."""
+        return look_up(self.weight, token_ids, self.hidden_size, self.dtype)
 
     def logits(self, hidden: Float[Array, "n hidden"]) -> Float[Array, "n vocab_size"]:
         """Return the float32 product of `hidden` with every token's vector."""
-        weight = self.weight[...]
-        if is_packed(weight):
-            (vocab_size,) = self.output_shape
-            return packed_linear(hidden, weight, num_outputs=vocab_size, out_dtype="float32")
-        return jnp.einsum("TD,VD->TV", hidden, weight, preferred_element_type=jnp.float32)
+        (vocab_size,) = self.output_shape
+        packed = packed_weight(self.weight, vocab_size)
+        if packed is None:
+            return multiply_float32(self.weight, hidden, vocab_size)
+        (logits,) = packed_linear(hidden, [packed], out_dtype="float32")
+        return logits
+
+    def best_tokens(self, hidden: Float[Array, "n hidden"]) -> Int[Array, "n"]:
+        """Return the first token with the largest logit of each row, int32."""
+        (vocab_size,) = self.output_shape
+        packed = packed_weight(self.weight, vocab_size)
+        if packed is None:
+            return take_best(self.logits(hidden))
+        return packed_best(hidden, packed.words, num_outputs=vocab_size, scales=packed.scales)
 
 
 class RMSNorm(nnx.Module):
@@ -122,3 +142,56 @@ class RMSNorm(nnx.Module):
         mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         normed = wide * jax.lax.rsqrt(mean_square + self.epsilon)
         return (normed * self.weight[...].astype(jnp.float32)[None]).astype(x.dtype)
+
+
+def project(
+    x: Float[Array, "num_tokens size"], *layers: Linear, norm: RMSNorm | None = None
+) -> tuple[Float[Array, "num_tokens ..."], ...]:
+    """Return the products of one input, or of what `norm` makes of it, with each layer."""
+    packed = _all_packed(layers)
+    if packed is None:
+        rows = x if norm is None else norm(x)
+        return tuple(layer(rows) for layer in layers)
+    outputs = packed_linear(x, packed, norm=_packed_norm(norm))
+    shapes = [(x.shape[0], *layer.output_shape) for layer in layers]
+    return tuple(y.reshape(shape) for y, shape in zip(outputs, shapes, strict=True))
+
+
+def project_gated(
+    x: Float[Array, "num_tokens size"],
+    gate: Linear,
+    up: Linear,
+    *,
+    activation: str,
+    norm: RMSNorm | None = None,
+) -> Float[Array, "num_tokens ..."]:
+    """Return `activation(gate(x)) * up(x)`, of what `norm` makes of x if there is one.
+
+    Args:
+      x: the input.
+      gate, up: layers of equal output shapes.
+      activation: a name in `ACTIVATIONS`.
+      norm: applied to x first.
+
+    Source: arXiv:2002.05202.
+    """
+    packed = _all_packed((gate, up))
+    if packed is None:
+        rows = x if norm is None else norm(x)
+        return ACTIVATIONS[activation](gate(rows)) * up(rows)
+    (y,) = packed_linear(x, packed, norm=_packed_norm(norm), activation=activation)
+    return y.reshape(x.shape[0], *gate.output_shape)
+
+
+def _all_packed(layers: tuple[Linear, ...]) -> list[PackedWeight] | None:
+    packed = [layer.packed() for layer in layers]
+    known = [weight for weight in packed if weight is not None]
+    return known if len(known) == len(packed) else None
+
+
+def _packed_norm(norm: RMSNorm | None) -> PackedNorm | None:
+    return None if norm is None else PackedNorm(norm.weight[...], norm.epsilon)
+
+
+def _rows(x: Array) -> Array:
+    return x.reshape(x.shape[0], -1)

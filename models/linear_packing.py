@@ -5,15 +5,19 @@ import math
 import os
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 from flax import nnx
-from jax import Array
 from tqdm import tqdm
 
-from paged.models.forward import GraphDef
+from paged.models.forward import GraphDef, linear_layers
 from paged.models.layers import Embed, Linear
-from paged.native.linear import pack
+from paged.models.stored_weight import values_of
+from paged.native.huge_pages import allocate
+from paged.native.linear import pack, packed_shape
+
+# Of each weight in the memory that all share: a cache line, and what JAX needs to use it in place.
+_ALIGNMENT = 64
 
 
 def pack_linear_layers(
@@ -32,28 +36,49 @@ def pack_linear_layers(
       ValueError: for an element type that the kernels do not have.
     """
     model = nnx.merge(graphdef, params)
-    layers: list[Linear | Embed] = [
-        module for _, module in nnx.iter_modules(model) if isinstance(module, Linear)
-    ]
-    layers.append(model.head)
-    total = sum(layer.weight[...].nbytes for layer in layers)
+    layers = linear_layers(model)
+    places = _allocate(layers)
     with (
         concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
         tqdm(
-            total=total, desc="Packing weights", unit="B", unit_scale=True, disable=not progress
+            total=sum(place.nbytes for place in places),
+            desc="Packing weights",
+            unit="B",
+            unit_scale=True,
+            disable=not progress,
         ) as bar,
     ):
-        for layer, packed in zip(layers, pool.map(_pack, layers), strict=True):
+        for layer, packed in zip(layers, pool.map(_pack, layers, places), strict=True):
             # The names of its axes stay, unused: packed weights live on one device.
-            layer.weight.set_value(packed)
+            values_of(layer.weight).set_value(packed)
             bar.update(packed.nbytes)
     packed_params: nnx.State[Any, Any] = nnx.state(model)
     return packed_params
 
 
-def _pack(layer: Linear | Embed) -> Array:
-    weight = layer.weight[...]
-    matrix = np.asarray(weight).reshape(math.prod(layer.output_shape), -1)
-    packed = jnp.asarray(pack(matrix))
+def _allocate(layers: list[Linear | Embed]) -> list[np.ndarray]:
+    """Return memory for each layer's packed weight, one after the other in large pages."""
+    shapes, starts, end = [], [], 0
+    for layer in layers:
+        values = values_of(layer.weight)[...]
+        num_outputs = math.prod(layer.output_shape)
+        shapes.append(packed_shape(num_outputs, values.size // num_outputs, values.dtype))
+        starts.append(end)
+        num_bytes = math.prod(shapes[-1]) * values.dtype.itemsize
+        end += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+    memory = allocate(end)
+    places = []
+    for layer, shape, start in zip(layers, shapes, starts, strict=True):
+        dtype = values_of(layer.weight)[...].dtype
+        num_bytes = math.prod(shape) * dtype.itemsize
+        places.append(memory[start : start + num_bytes].view(dtype).reshape(shape))
+    return places
+
+
+def _pack(layer: Linear | Embed, place: np.ndarray) -> jax.Array:
+    weight = values_of(layer.weight)[...]
+    pack(np.asarray(weight).reshape(math.prod(layer.output_shape), -1), place)
+    # JAX uses memory that is aligned as it is, and keeps it as long as the array lives.
+    packed: jax.Array = jax.device_put(place, next(iter(weight.devices())))
     weight.delete()
     return packed

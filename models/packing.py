@@ -5,6 +5,7 @@ all of them into one buffer and the compiled step slices it apart again. Both si
 offsets from the same frozen layout, which is also the static shape the step is compiled for.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping
@@ -174,13 +175,26 @@ class BatchLayout:
             logits_indices=fields["logits_indices"],
         )
 
-    def unpack_sampling(self, rows: Array) -> tuple[SamplingBatch, Array, Array, Array]:
+    def resize_rows(self, rows: Array, num_seqs: int) -> Array:
+        """Return the traced int32 `[rows_size]` array for `num_seqs` sequences, cut or padded."""
+        other = dataclasses.replace(self, num_seqs=num_seqs)
+        fields, padding = self._slice(rows), other.views(other.empty())
+        parts: list[Array | np.ndarray] = []
+        for name, shape in other._row_fields():
+            kept = fields[name][: shape[0]]
+            parts += [kept.ravel(), padding[name][kept.shape[0] :].ravel()]
+        return jnp.concatenate(parts)
+
+    def unpack_sampled_rows(self, rows: Array) -> Array:
+        """Slice `sampled_rows [num_seqs]` off the traced int32 `[rows_size]` array."""
+        return self._slice(rows)["sampled_rows"]
+
+    def unpack_sampling(self, rows: Array) -> tuple[SamplingBatch, Array, Array]:
         """Slice the traced int32 `[rows_size]` array into what the sampler needs.
 
         Returns:
           The sampler's batch; of the first cache group, which never drops a block,
-          `block_tables [num_seqs, max_blocks_per_seq]`; `seq_lens [num_seqs]`; and
-          `sampled_rows [num_seqs]`.
+          `block_tables [num_seqs, max_blocks_per_seq]`; and `seq_lens [num_seqs]`.
         """
         fields = self._slice(rows)
         column = {name: fields["sampling"][:, i] for i, name in enumerate(SAMPLING_COLUMNS)}
@@ -194,7 +208,7 @@ class BatchLayout:
             wants_logprobs=fields["wants_logprobs"],
             **column,
         )
-        return sampling, fields["block_tables"], fields["seq_lens"], fields["sampled_rows"]
+        return sampling, fields["block_tables"], fields["seq_lens"]
 
     def _slice(self, packed: Array) -> dict[str, Array]:
         """Slice a traced packed array, or its first part, into fields."""

@@ -1,4 +1,4 @@
-"""Rotary position embedding and its scaling variants; angles are float32 whatever the model is.
+"""Angles of the rotary embedding and its scaling variants; float32 whatever the model is.
 
 Frequencies depend on the config alone, never on the lengths in a batch: keys are rotated once,
 when they enter the cache, so a frequency that moved later would not match them any more.
@@ -24,22 +24,6 @@ def rope_cos_sin(
     angles = positions[:, None].astype(jnp.float32) * inverse_frequencies(config, head_dim)[None]
     factor = attention_factor(config)
     return jnp.cos(angles) * factor, jnp.sin(angles) * factor
-
-
-def apply_rope(
-    x: Float[Array, "num_tokens num_heads head_dim"],
-    cos: Float[Array, "num_tokens half_dim"],
-    sin: Float[Array, "num_tokens half_dim"],
-) -> Float[Array, "num_tokens num_heads head_dim"]:
-    """Rotate feature i of every head against feature `i + head_dim // 2`, in float32.
-
-    This is the half-split layout of Hugging Face checkpoints, not the interleaved one of the paper;
-    the two differ by a permutation of the q and k rows.
-    """
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    rotated = [first * cos - second * sin, second * cos + first * sin]
-    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:

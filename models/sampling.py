@@ -1,16 +1,15 @@
 """From logits to tokens, on the device: edits, penalties, truncation, the draw, log probabilities.
 
-Each stage runs only if some row of the batch asks for it, so a greedy batch reads its logits once.
+Edits, penalties, truncation and log probabilities run only if some row of the batch asks for them.
 Nothing walks over the whole vocabulary more often than it must: the logits are seen as blocks of
-64 tokens, whose maxima or masses point to the few blocks that matter. So 64 rows of 49152 logits
-take 0.8 ms greedy and 12 ms random on two Zen 5 cores, most of the 12 in page faults of fresh
-temporaries; an argmax alone takes 3 ms and Gumbel noise for every token 50 ms.
+64 tokens, whose maxima and masses, two passes over the logits, point to the few blocks that
+matter. So 64 rows of 49152 logits take 3 ms on two shared Zen 5 cores, 6 with top-k or top-p, where
+an argmax alone takes 3 ms and Gumbel noise for every token 50 ms.
 
-Source: Gumbel-max trick, Gumbel 1954; top-p, arXiv:1904.09751; min-p, arXiv:2407.01082;
-repetition penalty, arXiv:1909.05858. Order of the stages: vLLM `v1/worker/gpu/sample`.
+Source: Gumbel-max trick, Gumbel 1954; repetition penalty, arXiv:1909.05858. Order of the stages:
+vLLM `v1/worker/gpu/sample`.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -19,18 +18,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from paged.models.batch import SampledTokens, SamplingBatch
-
-# Tokens per block, and blocks that truncation looks at first. A vocabulary of 49152 has 768 blocks,
-# and 64 of them are 4096 candidates: a twelfth of the work of each of the 32 rounds of a search.
-_BLOCK = 64
-_CANDIDATE_BLOCKS = 64
+from paged.models.token_blocks import BLOCK, first_best, in_blocks, take_blocks
+from paged.models.truncation import truncate
 
 # Tokens of history that penalties count per iteration; they stop at the longest live history.
 _HISTORY_CHUNK = 512
 
 
 def sample(
-    logits: Array,
+    compute_logits: Callable[[], Array],
     batch: SamplingBatch,
     history: Callable[[], Array],
     positions: Array,
@@ -43,7 +39,9 @@ def sample(
     the draw. Greedy rows (temperature 0) take the first largest logit after the penalties.
 
     Args:
-      logits: float32 `[num_seqs, vocab_size]`.
+      compute_logits: gives float32 `[num_seqs, vocab_size]`. They are changed in place, and
+        computed again for log probabilities of a batch that changes them: keeping them would cost
+        every batch a copy, which takes longer than the draw.
       batch: parameters by row.
       history: gives int32 `[num_seqs, max_len]`, the known tokens of each row by position; called
         inside the branch that needs it. Entries at `positions` and beyond may be anything.
@@ -54,25 +52,41 @@ def sample(
     Returns:
       The tokens. A row's draw depends on its seed, its position and its logits alone.
     """
-    is_processed = _uses_edits(batch, logits.shape[1]) | _uses_penalties(batch)
-
-    def process(logits: Array) -> Array:
-        return _penalise(_edit(logits, batch), batch, history, positions)
-
-    def process_and_draw(logits: Array) -> Array:
-        # A branch that only passes the logits on copies them (2 ms for 64 rows): the price for
-        # compiling the draw once instead of twice in each of an engine's programs.
-        return _draw(lax.cond(is_processed, process, lambda x: x, logits), batch, positions)
-
-    is_plain = ~is_processed & (batch.temperature <= 0).all()
-    token_ids = lax.cond(is_plain, _take_best, process_and_draw, logits)
+    raw = compute_logits()
+    vocab_size = raw.shape[1]
+    uses_edits, uses_penalties = _uses_edits(batch, vocab_size), _uses_penalties(batch)
+    logits = _change_if(uses_edits, lambda x: _edit(x, batch), raw)
+    logits = _change_if(uses_penalties, lambda x: _penalise(x, batch, history(), positions), logits)
+    # Not in a branch even if all rows are greedy: XLA:CPU keeps branches to one thread.
+    token_ids = _draw(logits, batch, positions)
     # A row without any possible token, or with NaN, would end in the padding of the last block.
-    token_ids = jnp.minimum(token_ids, logits.shape[1] - 1)
-    report = functools.partial(_with_logprobs, max_logprobs=max_logprobs)
-    report_none = functools.partial(_without_logprobs, max_logprobs=max_logprobs)
-    wants = batch.wants_logprobs[0] > 0
-    samples: SampledTokens = lax.cond(wants, report, report_none, logits, token_ids)
+    token_ids = jnp.minimum(token_ids, vocab_size - 1)
+
+    def report() -> SampledTokens:
+        is_changed = uses_edits | uses_penalties
+        unchanged = lax.cond(is_changed, lambda _: compute_logits(), lambda x: x, logits)
+        return _with_logprobs(unchanged, token_ids, max_logprobs=max_logprobs)
+
+    wants_logprobs = batch.wants_logprobs[0] > 0
+    report_none = functools.partial(_without_logprobs, token_ids, max_logprobs=max_logprobs)
+    samples: SampledTokens = lax.cond(wants_logprobs, report, report_none)
     return samples
+
+
+def _change_if(condition: Array, change: Callable[[Array], Array], logits: Array) -> Array:
+    """Return the changed logits, or the logits.
+
+    A loop of at most one round, because it works in place: a branch that only passes its argument
+    on copies it (2 ms for 64 rows). The branch inside, always taken, keeps XLA from moving what
+    does not depend on the logits out of the loop, where it would always run.
+    """
+
+    def visit(_: Array, logits: Array) -> Array:
+        visited: Array = lax.cond(condition, change, lambda x: x, logits)
+        return visited
+
+    changed: Array = lax.fori_loop(0, condition.astype(jnp.int32), visit, logits)
+    return changed
 
 
 def _uses_edits(batch: SamplingBatch, vocab_size: int) -> Array:
@@ -96,21 +110,14 @@ def _uses_penalties(batch: SamplingBatch) -> Array:
     return is_used.any()
 
 
-def _penalise(
-    logits: Array, batch: SamplingBatch, history: Callable[[], Array], positions: Array
-) -> Array:
+def _penalise(logits: Array, batch: SamplingBatch, history: Array, positions: Array) -> Array:
     """Apply the repetition penalty to prompt and output, frequency and presence to the output."""
-
-    def penalise(logits: Array) -> Array:
-        known, outputs = _count_tokens(logits.shape, batch, history(), positions)
-        repetition = batch.repetition_penalty[:, None]
-        repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
-        penalised = jnp.where(known > 0, repeated, logits)
-        penalised -= batch.frequency_penalty[:, None] * outputs.astype(jnp.float32)
-        return penalised - batch.presence_penalty[:, None] * (outputs > 0).astype(jnp.float32)
-
-    penalised: Array = lax.cond(_uses_penalties(batch), penalise, lambda logits: logits, logits)
-    return penalised
+    known, outputs = _count_tokens(logits.shape, batch, history, positions)
+    repetition = batch.repetition_penalty[:, None]
+    repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
+    penalised = jnp.where(known > 0, repeated, logits)
+    penalised -= batch.frequency_penalty[:, None] * outputs.astype(jnp.float32)
+    return penalised - batch.presence_penalty[:, None] * (outputs > 0).astype(jnp.float32)
 
 
 def _count_tokens(
@@ -138,36 +145,27 @@ def _count_tokens(
     return counted
 
 
-def _take_best(logits: Array) -> Array:
-    """Return the first largest logit of each row, int32 `[num_seqs]`."""
-    blocks = _in_blocks(logits)
-    block = _first_best(blocks.max(axis=2))
-    return block * _BLOCK + _first_best(_take_blocks(blocks, block[:, None]))
-
-
 def _draw(logits: Array, batch: SamplingBatch, positions: Array) -> Array:
     """Draw a block by its mass, then a token of it: the Gumbel-max trick, twice.
 
     P(block) P(token | block) = P(token), so the draw is exact, and it needs noise for the blocks
     and for one of them instead of for every token. Greedy rows compare the logits themselves.
     """
-    blocks = _in_blocks(logits)
-    best = blocks.max(axis=2)
+    blocks = in_blocks(logits)
+    # Without the barrier XLA reads all logits again for the largest of the blocks' maxima.
+    best = lax.optimization_barrier(blocks.max(axis=2))  # type: ignore[no-untyped-call]
     num_blocks = blocks.shape[1]
     is_random = (batch.temperature > 0)[:, None]
     inverse_temperature = 1.0 / jnp.where(is_random, batch.temperature[:, None], 1.0)
     peak = best.max(axis=1, keepdims=True)
-    floor = _truncation_floor(blocks, best, peak, inverse_temperature, batch)
-    noise = jax.vmap(_gumbel, in_axes=(0, 0, None))(batch.seeds, positions, num_blocks + _BLOCK)
+    mass, floor = truncate(blocks, best, inverse_temperature, batch)
+    noise = jax.vmap(_gumbel, in_axes=(0, 0, None))(batch.seeds, positions, num_blocks + BLOCK)
+    block = first_best(jnp.where(is_random, jnp.log(mass) + noise[:, :num_blocks], best))
 
-    weights = jnp.exp((blocks - peak[:, :, None]) * inverse_temperature[:, :, None])
-    mass = jnp.where(blocks >= floor[:, :, None], weights, 0.0).sum(axis=2)
-    block = _first_best(jnp.where(is_random, jnp.log(mass) + noise[:, :num_blocks], best))
-
-    tokens = _take_blocks(blocks, block[:, None])
+    tokens = take_blocks(blocks, block[:, None])
     scaled = (tokens - peak) * inverse_temperature + noise[:, num_blocks:]
     scaled = jnp.where(tokens >= floor, scaled, -jnp.inf)
-    return block * _BLOCK + _first_best(jnp.where(is_random, scaled, tokens))
+    return block * BLOCK + first_best(jnp.where(is_random, scaled, tokens))
 
 
 def _gumbel(seed: Array, position: Array, size: int) -> Array:
@@ -176,133 +174,8 @@ def _gumbel(seed: Array, position: Array, size: int) -> Array:
     return jax.random.gumbel(jax.random.fold_in(key, position), (size,), jnp.float32)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Logits:
-    """The logits of each row, and the few of them among which a threshold mostly lies."""
-
-    everything: Array  # [num_seqs, vocab_size, rounded up to whole blocks]
-    candidates: Array  # [num_seqs, up to 4096] the blocks with the largest maxima
-    cut: Array  # [num_seqs, 1] all logits above it are candidates
-    peak: Array  # [num_seqs, 1] the largest
-    inverse_temperature: Array  # [num_seqs, 1]
-
-    def weigh(self, values: Array, floor: Array) -> Array:
-        """Return probabilities of logits relative to the best one's, 0 below `floor`."""
-        weights = jnp.exp((values - self.peak) * self.inverse_temperature)
-        return jnp.where(values >= floor, weights, 0.0)
-
-
-def _truncation_floor(
-    blocks: Array, best: Array, peak: Array, inverse_temperature: Array, batch: SamplingBatch
-) -> Array:
-    """Return the smallest logit that min-p, top-k and top-p leave, float32 `[num_seqs, 1]`.
-
-    Ties at the floor stay, and so does the best token.
-    """
-    # A probability of min_p times the best one's, in logits; log(0) excludes nothing.
-    floor = peak + jnp.log(batch.min_p[:, None]) / inverse_temperature
-
-    def search(floor: Array) -> Array:
-        num_candidates = min(_CANDIDATE_BLOCKS, best.shape[1])
-        block_best, block = lax.top_k(best, num_candidates)
-        everything, candidates = blocks.reshape(blocks.shape[0], -1), _take_blocks(blocks, block)
-        is_all = candidates.shape == everything.shape
-        cut = jnp.full_like(peak, -jnp.inf) if is_all else block_best[:, -1:]
-        logits = _Logits(everything, candidates, cut, peak, inverse_temperature)
-        # Each candidate block offers its maximum, so they hold the `num_candidates` largest.
-        largest_near_k = everything.shape[1] if is_all else num_candidates
-        floor = jnp.maximum(floor, _top_k_floor(logits, batch.top_k[:, None], largest_near_k))
-        return jnp.maximum(floor, _top_p_floor(logits, batch.top_p[:, None], floor))
-
-    truncates = (batch.top_k > 0) | (batch.top_p < 1)
-    found: Array = lax.cond(truncates.any(), search, lambda floor: floor, floor)
-    return found
-
-
-def _top_k_floor(logits: _Logits, top_k: Array, largest_near_k: int) -> Array:
-    """Return the k-th largest logit of each row with a top-k, -inf in the others."""
-    top_k = jnp.minimum(top_k, logits.everything.shape[1])
-    is_used = top_k > 0
-
-    def kth_largest(values: Array, low: Array) -> Array:
-        def holds(threshold: Array) -> Array:
-            return (values >= threshold).sum(axis=1, keepdims=True, dtype=jnp.int32) >= top_k
-
-        return _largest_threshold(low, jnp.where(is_used, logits.peak, low), holds)
-
-    floor = lax.cond(
-        (top_k <= largest_near_k).all(),
-        lambda: kth_largest(logits.candidates, logits.cut),
-        lambda: kth_largest(logits.everything, jnp.full_like(logits.peak, -jnp.inf)),
-    )
-    return jnp.where(is_used, floor, -jnp.inf)
-
-
-def _top_p_floor(logits: _Logits, top_p: Array, floor: Array) -> Array:
-    """Return the smallest logit of the top-p set of each row with a top-p, -inf in the others.
-
-    It is the smallest set of the largest logits at or above `floor` that holds a share `top_p`
-    of their probability.
-    """
-    is_used = top_p < 1
-    target = top_p * logits.weigh(logits.everything, floor).sum(axis=1, keepdims=True)
-
-    def smallest(values: Array, low: Array) -> Array:
-        weights = logits.weigh(values, floor)
-
-        def holds(threshold: Array) -> Array:
-            return _sum_where(values >= threshold, weights) >= target
-
-        return _largest_threshold(low, jnp.where(is_used, logits.peak, low), holds)
-
-    weights = logits.weigh(logits.candidates, floor)
-    is_near = _sum_where(logits.candidates > logits.cut, weights) >= target
-    found = lax.cond(
-        (is_near | ~is_used).all(),
-        lambda: smallest(logits.candidates, logits.cut),
-        lambda: smallest(logits.everything, floor),
-    )
-    return jnp.where(is_used, found, -jnp.inf)
-
-
-def _sum_where(mask: Array, values: Array) -> Array:
-    return jnp.where(mask, values, 0.0).sum(axis=1, keepdims=True)
-
-
-def _largest_threshold(low: Array, high: Array, holds: Callable[[Array], Array]) -> Array:
-    """Return the largest float in `[low, high]` of each row for which `holds`, `low` if none.
-
-    Bisects on the order-preserving integer view of float32, at most 32 rounds, so the result is
-    exact. `holds` maps `[num_seqs, 1]` to booleans and must not become true again as it grows.
-    """
-
-    def is_open(bounds: tuple[Array, Array]) -> Array:
-        return (bounds[0] < bounds[1]).any()
-
-    def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bounds
-        middle = (low | high) - ((low ^ high) >> 1)  # the mean, rounded up, without overflow
-        is_held = holds(_from_ordered(middle))
-        return jnp.where(is_held, middle, low), jnp.where(is_held, high, middle - 1)
-
-    bounds = (_to_ordered(low), _to_ordered(high))
-    return _from_ordered(lax.while_loop(is_open, halve, bounds)[0])
-
-
-def _to_ordered(values: Array) -> Array:
-    """Return int32s that compare as the float32 values do."""
-    bits = lax.bitcast_convert_type(values, jnp.int32)
-    return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-def _from_ordered(ordered: Array) -> Array:
-    bits = jnp.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
-    return lax.bitcast_convert_type(bits, jnp.float32)
-
-
-def _without_logprobs(logits: Array, token_ids: Array, *, max_logprobs: int) -> SampledTokens:
-    num_seqs = logits.shape[0]
+def _without_logprobs(token_ids: Array, *, max_logprobs: int) -> SampledTokens:
+    num_seqs = token_ids.shape[0]
     return SampledTokens(
         token_ids=token_ids,
         logprobs=jnp.zeros(num_seqs, jnp.float32),
@@ -329,32 +202,9 @@ def _with_logprobs(logits: Array, token_ids: Array, *, max_logprobs: int) -> Sam
 
 def _top_tokens(logits: Array, count: int) -> tuple[Array, Array]:
     """Return the largest logits of each row and their ids, lower ids first among equals."""
-    blocks = _in_blocks(logits)
+    blocks = in_blocks(logits)
     # They lie in the `count` blocks with the largest maxima; in order of id, as ties are.
     block = lax.top_k(blocks.max(axis=2), min(count, blocks.shape[1]))[1]
     block = jnp.sort(block, axis=1)
-    top, index = lax.top_k(_take_blocks(blocks, block), count)
-    return top, jnp.take_along_axis(block, index // _BLOCK, axis=1) * _BLOCK + index % _BLOCK
-
-
-def _in_blocks(logits: Array) -> Array:
-    """Return the logits as `[num_seqs, num_blocks, 64]`, the last block filled with -inf."""
-    missing = -logits.shape[1] % _BLOCK
-    padded = jnp.pad(logits, ((0, 0), (0, missing)), constant_values=-jnp.inf)
-    return padded.reshape(logits.shape[0], -1, _BLOCK)
-
-
-def _take_blocks(blocks: Array, index: Array) -> Array:
-    """Return the blocks `index` `[num_seqs, n]` of each row side by side, `[num_seqs, n * 64]`."""
-    taken = jnp.take_along_axis(blocks, index[:, :, None], axis=1)
-    return taken.reshape(blocks.shape[0], -1)
-
-
-def _first_best(values: Array) -> Array:
-    """Return the first index of the largest value of each row, int32 `[num_seqs]`.
-
-    XLA's own argmax is a scalar loop on CPUs, several times slower than these three reductions.
-    """
-    index = jnp.arange(values.shape[1], dtype=jnp.int32)[None, :]
-    is_best = values == values.max(axis=1, keepdims=True)
-    return jnp.where(is_best, index, values.shape[1] - 1).min(axis=1)
+    top, index = lax.top_k(take_blocks(blocks, block), count)
+    return top, jnp.take_along_axis(block, index // BLOCK, axis=1) * BLOCK + index % BLOCK

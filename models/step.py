@@ -1,10 +1,13 @@
-"""The two programs of an engine step, and the only place that jits a model.
+"""The programs of an engine step, and the only place that jits a model.
 
-`forward_step` runs the model and is compiled per bucket; `sample_step` draws from its logits and
-is compiled once per number of sequences, which several buckets share: the sampler is a third of
-what XLA has to compile for a small model (docs/decisions/0005). The second program is dispatched
-behind the first without waiting, and the logits never leave the device. Nor need its tokens, to
-be the next step's input: `last_tokens` keeps them by batch row (docs/decisions/0016).
+A step is two programs. `forward_step` runs the model and is compiled per bucket. What follows
+needs only the final hidden rows where sequences end, and is compiled once per number of sequences,
+which several buckets share: `greedy_step` if every sequence takes its likeliest token, which the
+host knows, else `sample_step`, which can do everything (docs/decisions/0024). `resize_step` lies
+between them where the bucket has room for more sequences than there are. Each is dispatched
+behind the one before without waiting, and what lies between never leaves the device. Nor
+need its tokens, to be the next step's input: `last_tokens` keeps them by batch row
+(docs/decisions/0016).
 """
 
 import dataclasses
@@ -15,11 +18,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import Array
 
 from paged.kv_cache import KVCache
 from paged.models.batch import SampledTokens
-from paged.models.forward import compute_logits, forward
+from paged.models.executables import ExecutableStore
+from paged.models.forward import HeadDef, forward
 from paged.models.packing import BatchLayout, in_flight
 from paged.models.sampling import sample
 
@@ -28,8 +33,14 @@ type Forward = Callable[
 ]
 """Compiled `forward_step`: (parameter leaves, cache, packed inputs, last tokens) to its results."""
 
-type Sample = Callable[[Array, Array, Array, Array], tuple[SampledTokens, Array]]
-"""Compiled `sample_step`: (logits, packed rows, cached token ids, last tokens) to its results."""
+type Resize = Callable[[Array, Array], tuple[Array, Array]]
+"""Compiled `resize_step`: (hidden rows, packed rows) of another number of sequences."""
+
+type Greedy = Callable[[Any, Array, Array, Array], tuple[Array, Array]]
+"""Compiled `greedy_step`: (head parameters, hidden rows, packed rows, last tokens)."""
+
+type Sample = Callable[[Any, Array, Array, Array, Array], tuple[SampledTokens, Array]]
+"""Compiled `sample_step`: as `Greedy`, with the cached token ids before the last tokens."""
 
 
 def forward_step(
@@ -55,15 +66,15 @@ def forward_step(
       layout: the static shapes.
 
     Returns:
-      Float32 logits `[num_seqs, vocab_size]` where each sequence ends (padding rows hold garbage),
-      the part of `packed` that describes sequences, int32 `[layout.rows_size]`, and the cache.
+      The final hidden states where each sequence ends, `[num_seqs, hidden_size]` (padding rows
+      hold garbage), the part of `packed` that describes sequences, int32 `[layout.rows_size]`,
+      and the cache.
     """
     params = jax.tree.unflatten(treedef, leaves)
     batch = layout.unpack_forward(packed)
     batch = dataclasses.replace(batch, token_ids=_resolve(batch.token_ids, last_tokens))
     hidden, kv_cache = forward(graphdef, params, kv_cache, batch)
-    logits = compute_logits(graphdef, params, hidden[batch.logits_indices])
-    return logits, packed[: layout.rows_size], kv_cache
+    return hidden[batch.logits_indices], packed[: layout.rows_size], kv_cache
 
 
 def _resolve(token_ids: Array, last_tokens: Array) -> Array:
@@ -74,44 +85,100 @@ def _resolve(token_ids: Array, last_tokens: Array) -> Array:
     return jnp.where(token_ids < 0, sampled, token_ids)
 
 
+def resize_step(
+    hidden: Array, rows: Array, *, layout: BatchLayout, num_seqs: int
+) -> tuple[Array, Array]:
+    """Cut or pad what lies between the two programs of a step to `num_seqs` sequences.
+
+    Args:
+      hidden, rows: as `forward_step` with `layout` returns them.
+      layout, num_seqs: static.
+
+    Returns:
+      Hidden rows `[num_seqs, hidden_size]` and int32 rows for a layout of as many sequences.
+    """
+    missing = max(0, num_seqs - layout.num_seqs)
+    hidden = jnp.pad(hidden[:num_seqs], ((0, missing), (0, 0)))
+    return hidden, layout.resize_rows(rows, num_seqs)
+
+
+def greedy_step(
+    head_params: Any,
+    hidden: Array,
+    rows: Array,
+    last_tokens: Array,
+    *,
+    head: HeadDef,
+    layout: BatchLayout,
+) -> tuple[Array, Array]:
+    """Take the likeliest token of every sequence; what the sampling rows say is not read.
+
+    Args:
+      head_params, hidden, rows, last_tokens, head, layout: as in `sample_step`.
+
+    Returns:
+      Token ids, int32 `[num_seqs]`, and `last_tokens` with those of the sequences that keep one.
+    """
+    token_ids = nnx.merge(head, head_params).best_tokens(hidden)
+    return token_ids, _keep(last_tokens, layout.unpack_sampled_rows(rows), token_ids)
+
+
 def sample_step(
-    logits: Array,
+    head_params: Any,
+    hidden: Array,
     rows: Array,
     cached_token_ids: Array,
     last_tokens: Array,
     *,
+    head: HeadDef,
     layout: BatchLayout,
     max_logprobs: int,
 ) -> tuple[SampledTokens, Array]:
     """Draw one token per sequence.
 
     Args:
-      logits: float32 `[num_seqs, vocab_size]`.
+      head_params: parameters of the head.
+      hidden: final hidden rows, `[num_seqs, hidden_size]`, from `forward_step`.
       rows: int32 `[layout.rows_size]`, from `forward_step`.
       cached_token_ids: `KVCache.token_ids`, int32 `[num_blocks, block_size]`, this step's included.
       last_tokens: the last sample of each batch row, int32 `[max_num_seqs]`.
+      head: structure of the head (static).
       layout: the static shapes; only those of sequences matter.
       max_logprobs: alternatives reported per position when a row asks for log probabilities.
 
     Returns:
       The samples, and `last_tokens` with those of the sequences that keep one.
     """
-    sampling, block_tables, seq_lens, sampled_rows = layout.unpack_sampling(rows)
+    sampling, block_tables, seq_lens = layout.unpack_sampling(rows)
 
     def history() -> Array:  # [num_seqs, max_blocks_per_seq * block_size]
         return cached_token_ids[block_tables].reshape(block_tables.shape[0], -1)
 
+    def compute_logits() -> Array:
+        return nnx.merge(head, head_params).logits(hidden)
+
     # The sampled token's position is the number of tokens known so far.
-    samples = sample(logits, sampling, history, seq_lens, max_logprobs=max_logprobs)
-    return samples, last_tokens.at[sampled_rows].set(samples.token_ids, mode="drop")
+    samples = sample(compute_logits, sampling, history, seq_lens, max_logprobs=max_logprobs)
+    return samples, _keep(last_tokens, layout.unpack_sampled_rows(rows), samples.token_ids)
+
+
+def _keep(last_tokens: Array, sampled_rows: Array, token_ids: Array) -> Array:
+    return last_tokens.at[sampled_rows].set(token_ids, mode="drop")
 
 
 def compile_forward(
-    graphdef: Any, params: Any, kv_cache: KVCache, layout: BatchLayout, *, max_num_seqs: int
+    store: ExecutableStore,
+    graphdef: Any,
+    params: Any,
+    kv_cache: KVCache,
+    layout: BatchLayout,
+    *,
+    max_num_seqs: int,
 ) -> Forward:
-    """Compile `forward_step` for one layout ahead of time; the cache is donated.
+    """Compile `forward_step` for one layout ahead of time, or load it; the cache is donated.
 
     Args:
+      store: where compiled programs are kept.
       graphdef, params: the split model; `params` may be arrays or their abstract shapes.
       kv_cache: the cache, or its abstract shape.
       layout: the static shapes.
@@ -119,21 +186,85 @@ def compile_forward(
     """
     leaves, treedef = jax.tree.flatten(params)
     step = functools.partial(forward_step, treedef=treedef, graphdef=graphdef, layout=layout)
-    last_tokens = np.zeros(max_num_seqs, np.int32)
     jitted = jax.jit(step, donate_argnums=1)
-    lowered = jitted.lower(tuple(leaves), kv_cache, layout.empty(), last_tokens)
-    compiled: Forward = lowered.compile()
+    arguments = tuple(leaves), kv_cache, layout.empty(), np.zeros(max_num_seqs, np.int32)
+    compiled: Forward = _compile(store, f"forward {layout}", jitted, *arguments)
+    return compiled
+
+
+def compile_resize(
+    store: ExecutableStore, head: HeadDef, head_params: Any, layout: BatchLayout, *, num_seqs: int
+) -> Resize:
+    """Compile `resize_step` from the sequences of `layout` to `num_seqs`, or load it.
+
+    Args:
+      store, head, head_params, layout: as in `compile_greedy`.
+      num_seqs: see `resize_step`.
+    """
+    jitted = jax.jit(functools.partial(resize_step, layout=layout, num_seqs=num_seqs))
+    hidden, rows, _ = _head_inputs(head, head_params, layout, 0)
+    compiled: Resize = _compile(store, f"resize {layout} {num_seqs}", jitted, hidden, rows)
+    return compiled
+
+
+def compile_greedy(
+    store: ExecutableStore,
+    head: HeadDef,
+    head_params: Any,
+    layout: BatchLayout,
+    *,
+    max_num_seqs: int,
+) -> Greedy:
+    """Compile `greedy_step` for the number of sequences of `layout` ahead of time, or load it.
+
+    Args:
+      store: where compiled programs are kept.
+      head, head_params: see `paged.models.forward.split_head`.
+      layout: the static shapes.
+      max_num_seqs: batch rows.
+    """
+    jitted = jax.jit(functools.partial(greedy_step, head=head, layout=layout))
+    hidden, rows, last_tokens = _head_inputs(head, head_params, layout, max_num_seqs)
+    arguments = head_params, hidden, rows, last_tokens
+    compiled: Greedy = _compile(store, f"greedy {layout}", jitted, *arguments)
     return compiled
 
 
 def compile_sample(
-    kv_cache: KVCache, layout: BatchLayout, *, max_num_seqs: int, max_logprobs: int
+    store: ExecutableStore,
+    head: HeadDef,
+    head_params: Any,
+    kv_cache: KVCache,
+    layout: BatchLayout,
+    *,
+    max_num_seqs: int,
+    max_logprobs: int,
 ) -> Sample:
-    """Compile `sample_step` for the number of sequences of `layout` ahead of time."""
-    step = functools.partial(sample_step, layout=layout, max_logprobs=max_logprobs)
-    logits = np.zeros((layout.num_seqs, layout.vocab_size), np.float32)
-    rows = layout.empty()[: layout.rows_size]
-    last_tokens = np.zeros(max_num_seqs, np.int32)
-    lowered = jax.jit(step).lower(logits, rows, kv_cache.token_ids, last_tokens)
-    compiled: Sample = lowered.compile()
+    """Compile `sample_step` for the number of sequences of `layout` ahead of time, or load it.
+
+    Args:
+      store, head, head_params, layout, max_num_seqs: as in `compile_greedy`.
+      kv_cache: the cache, or its abstract shape.
+      max_logprobs: see `sample_step`.
+    """
+    step = functools.partial(sample_step, head=head, layout=layout, max_logprobs=max_logprobs)
+    hidden, rows, last_tokens = _head_inputs(head, head_params, layout, max_num_seqs)
+    arguments = head_params, hidden, rows, kv_cache.token_ids, last_tokens
+    name = f"sample {layout} {max_logprobs}"
+    compiled: Sample = _compile(store, name, jax.jit(step), *arguments)
     return compiled
+
+
+def _compile(store: ExecutableStore, name: str, jitted: Any, *arguments: Any) -> Any:
+    return store.get(name, lambda: jitted.lower(*arguments).compile(), *arguments)
+
+
+def _head_inputs(
+    head: HeadDef, head_params: Any, layout: BatchLayout, max_num_seqs: int
+) -> tuple[jax.ShapeDtypeStruct, np.ndarray, np.ndarray]:
+    """Return the shapes of hidden rows, packed rows and last tokens."""
+    embed = nnx.merge(head, head_params)
+    hidden = jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
+        (layout.num_seqs, embed.hidden_size), embed.dtype
+    )
+    return hidden, layout.empty()[: layout.rows_size], np.zeros(max_num_seqs, np.int32)

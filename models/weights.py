@@ -4,10 +4,11 @@ Tensors travel one by one, each cast on the way, so the host never holds the mod
 weights themselves, loading needs about the memory of the largest tensor.
 """
 
+import functools
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from paged.models.errors import CheckpointError
 from paged.models.forward import abstract_model
 from paged.models.json_file import read_json
 from paged.models.registry import ARCHITECTURES, WeightRule
+from paged.models.stored_weight import QUANTIZATIONS
 
 SAFETENSORS_FILE = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
@@ -122,15 +124,17 @@ def load_params(
     source: TensorSource,
     *,
     dtype: str,
+    quantization: str | None = None,
     shardings: Any = None,
     progress: bool = True,
 ) -> nnx.State[Any, Any]:
-    """Return the model's parameters, read from `source` and cast to `dtype`.
+    """Return the model's parameters, read from `source`, cast to `dtype`, and quantised.
 
     Args:
       config: shape of the model.
       source: where the tensors come from.
       dtype: element type of the parameters, see `resolve_dtype`.
+      quantization: format of the linear layers' weights, see `quantize_layers`.
       shardings: tree of shardings like the parameters', see `param_shardings`; None puts all on
         the first device. A device reads only its own slice.
       progress: show a bar on standard error.
@@ -140,21 +144,49 @@ def load_params(
     """
     _, abstract = abstract_model(config, dtype=dtype)
     tensors = _match_tensors(config, abstract, source)
+    _, target = abstract_model(config, dtype=dtype, quantization=quantization)
     if shardings is None:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        shardings = jax.tree.map(lambda _: device, abstract)
-    leaves, treedef = jax.tree.flatten(abstract)
-    total = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    loaded = []
+        shardings = jax.tree.map(lambda _: device, target)
+    leaves, wanted = nnx.to_flat_state(abstract), dict(nnx.to_flat_state(target))
+    places = dict(zip(wanted, jax.tree.leaves(shardings), strict=True))
+    total = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for _, leaf in leaves)
+    loaded: dict[Any, jax.Array] = {}
     with tqdm(
         total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress
     ) as bar:
-        for leaf, sharding, name in zip(leaves, jax.tree.leaves(shardings), tensors, strict=True):
+        for (path, leaf), name in zip(leaves, tensors, strict=True):
+            is_quantized = path not in wanted
+            place = places[(*path, "values") if is_quantized else path]
             # The tensor gets no name here: it must be gone before the next one is read.
-            loaded.append(_to_device(source.read(name).reshape(leaf.shape), leaf.dtype, sharding))
-            bar.update(loaded[-1].nbytes)
-    params: nnx.State[Any, Any] = jax.tree.unflatten(treedef, loaded)
+            array = _to_device(source.read(name).reshape(leaf.shape), leaf.dtype, place)
+            bar.update(array.nbytes)
+            if is_quantized and quantization is not None:
+                num_output_axes = len(wanted[*path, "scales"].shape)
+                shardings_of = tuple((part, places[*path, part]) for part in ("values", "scales"))
+                parts = _quantizer(quantization, num_output_axes, shardings_of)(array)
+                jax.block_until_ready(parts)  # type: ignore[no-untyped-call]
+                array.delete()
+                loaded |= {(*path, part): value for part, value in parts.items()}
+            else:
+                loaded[path] = array
+    params: nnx.State[Any, Any] = jax.tree.unflatten(
+        jax.tree.structure(target), [loaded[path] for path in wanted]
+    )
     return params
+
+
+@functools.lru_cache
+def _quantizer(
+    quantization: str,
+    num_output_axes: int,
+    shardings: tuple[tuple[str, jax.sharding.Sharding], ...],
+) -> Callable[[jax.Array], dict[str, jax.Array]]:
+    """Return the compiled function from a weight to its parts; kept, as weights share shapes."""
+    quantize = functools.partial(
+        QUANTIZATIONS[quantization].quantize, num_output_axes=num_output_axes
+    )
+    return jax.jit(quantize, out_shardings=dict(shardings))
 
 
 def _to_device(values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding) -> jax.Array:

@@ -2,8 +2,8 @@
 
 Knows what every implementation promises and nothing about how one keeps it. An implementation is
 a module with three functions: `plan`, which works out what all layers of a step share; `attend`;
-and `unsupported`, which returns why `attend` cannot take its arguments, or None. It is imported
-when it is chosen.
+and `unsupported`, which returns why `attend` cannot serve an `AttentionCall`, or None. It is
+imported when it is considered.
 """
 
 import importlib
@@ -16,14 +16,16 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from paged import backends
+from paged.attention_call import AttentionCall
 
 type AttentionPlan = Any
 """A pytree made by one backend's `plan` for its `attend`; opaque to everybody else."""
 
 _MODULES: Mapping[str, str] = {
-    "xla": "paged.attention_xla",
-    "triton": "paged.triton.attention",
     "mosaic": "paged.mosaic.attention",
+    "native": "paged.attention_native",
+    "triton": "paged.triton.attention",
+    "xla": "paged.attention_xla",
 }
 
 
@@ -75,7 +77,9 @@ def ragged_paged_attention(
         multiplied by, see `write_kv`; None: 1.
       sinks: `[num_q_heads]`, float; the softmax of a head also runs over one more key with this
         logit and the value zero (arXiv:2309.17453); no scale and no cap apply to it. None: no sink.
-      backend: "auto", or the name of an implementation as a promise: that one or an error.
+      backend: "auto": the platform's best implementation that serves this call; or the name of one
+        as a promise: that one or an error. "native" is for arrays on one device: a jit with a
+        mesh of several should say "xla".
       plan: `plan_attention` of the same batch, options and backend, for callers with many layers;
         None makes it here.
 
@@ -93,22 +97,17 @@ def ragged_paged_attention(
     _check_options(scale, sliding_window, soft_cap)
     check_kv_scales(kv_scales, kv_cache)
     _check_sinks(sinks, q)
-    name, implementation = _implementation(backend)
-    reason = implementation.unsupported(q, kv_cache)
-    if reason is not None:
-        raise NotImplementedError(f"backend={name!r} does not support this call: {reason}.")
+    call = AttentionCall.of(
+        q,
+        kv_cache,
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
+        kv_scales=kv_scales,
+        sinks=sinks,
+    )
+    implementation = _implementation(backend, call)
     if plan is None:
-        plan = plan_attention(
-            block_tables,
-            seq_lens,
-            query_start_loc,
-            num_tokens=q.shape[0],
-            num_q_heads=q.shape[1],
-            num_kv_heads=kv_cache.shape[2],
-            block_size=kv_cache.shape[3],
-            sliding_window=sliding_window,
-            backend=backend,
-        )
+        plan = _plan(implementation, block_tables, seq_lens, query_start_loc, call)
     output: Array = implementation.attend(
         q,
         kv_cache,
@@ -126,12 +125,8 @@ def plan_attention(
     block_tables: Int[Array, "num_seqs max_blocks_per_seq"],
     seq_lens: Int[Array, " num_seqs"],
     query_start_loc: Int[Array, " num_seqs_plus_1"],
+    call: AttentionCall,
     *,
-    num_tokens: int,
-    num_q_heads: int,
-    num_kv_heads: int,
-    block_size: int,
-    sliding_window: int | None = None,
     backend: str = "auto",
 ) -> AttentionPlan:
     """Return what `ragged_paged_attention` would work out about a batch anew in every layer.
@@ -141,31 +136,51 @@ def plan_attention(
 
     Args:
       block_tables, seq_lens, query_start_loc: as in `ragged_paged_attention`.
-      num_tokens, num_q_heads: shape of the queries.
-      num_kv_heads, block_size: shape of the cache.
-      sliding_window, backend: as in `ragged_paged_attention`.
+      call: what is static about the calls that the plan is for. All of it decides which backend
+        "auto" is, so a plan that leaves something out may be another backend's.
+      backend: as in `ragged_paged_attention`.
 
     Raises:
       ValueError, TypeError, NotImplementedError: as `ragged_paged_attention`.
     """
     _check_tables(block_tables, seq_lens, query_start_loc)
-    _check_options(None, sliding_window, None)
-    plan: AttentionPlan = _implementation(backend)[1].plan(
+    _check_options(None, call.sliding_window, call.soft_cap)
+    return _plan(_implementation(backend, call), block_tables, seq_lens, query_start_loc, call)
+
+
+def unsupported(name: str, call: AttentionCall) -> str | None:
+    """Return why the backend of this name cannot serve `call`, or None."""
+    reason: str | None = importlib.import_module(_MODULES[name]).unsupported(call)
+    return reason
+
+
+def _implementation(backend: str, call: AttentionCall) -> ModuleType:
+    name = backends.resolve_backend(
+        backend,
+        backends.current_platform(),
+        unsupported=lambda candidate: unsupported(candidate, call),
+    )
+    return importlib.import_module(_MODULES[name])
+
+
+def _plan(
+    implementation: ModuleType,
+    block_tables: Array,
+    seq_lens: Array,
+    query_start_loc: Array,
+    call: AttentionCall,
+) -> AttentionPlan:
+    plan: AttentionPlan = implementation.plan(
         block_tables,
         seq_lens,
         query_start_loc,
-        num_tokens=num_tokens,
-        num_q_heads=num_q_heads,
-        num_kv_heads=num_kv_heads,
-        block_size=block_size,
-        sliding_window=sliding_window,
+        num_tokens=call.num_tokens,
+        num_q_heads=call.num_q_heads,
+        num_kv_heads=call.num_kv_heads,
+        block_size=call.block_size,
+        sliding_window=call.sliding_window,
     )
     return plan
-
-
-def _implementation(backend: str) -> tuple[str, ModuleType]:
-    name = backends.resolve_backend(backend, backends.current_platform())
-    return name, importlib.import_module(_MODULES[name])
 
 
 def _check_arrays(q: Array, kv_cache: Array) -> None:

@@ -20,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from paged.attention_call import AttentionCall
+
 # Timings of the constants below: one layer of SmolLM2 (9 q heads, 3 kv heads, head_dim 64, block
 # 16) on 2 cores of a Zen 5 server, CPU milliseconds of one core.
 
@@ -73,7 +75,7 @@ class _Pass:
     first_chunk: Array  # [num_groups] chunks of context that the group visits: from here
     end_chunk: Array  # [num_groups] to here
     num_groups: Array  # [] live groups
-    output_rows: Array  # [num_tokens] row of the pass's output that belongs to a row of q
+    output_rows: Array  # [num_tokens] decode tiles: row of the pass's output for a row of q
     is_owned: Array  # [num_tokens] whether the pass computes a row of q
     tile_size: int
     chunk_blocks: int
@@ -102,9 +104,9 @@ class _Softmax:
     weighted: Array  # [G, K, R, H] values summed with those weights
 
 
-def unsupported(q: Array, kv_cache: Array) -> str | None:
-    """Return why `attend` cannot take these arguments: it takes all, so None."""
-    del q, kv_cache
+def unsupported(call: AttentionCall) -> str | None:
+    """Return why `attend` cannot serve a call: it serves all, so None."""
+    del call
     return None
 
 
@@ -189,7 +191,7 @@ def _plan_pass(
     sliding_window: int | None,
 ) -> _Pass:
     """Return the tiles of the sequences with `query_lens > 0`."""
-    group_size = _DECODE_GROUP if tile_size == 1 else _PREFILL_GROUP
+    group_size = min(_DECODE_GROUP, max_tiles) if tile_size == 1 else _PREFILL_GROUP
     max_tiles = -(-max_tiles // group_size) * group_size
     tiles_per_seq = (query_lens + tile_size - 1) // tile_size
     last_tiles = jnp.cumsum(tiles_per_seq, dtype=jnp.int32)
@@ -244,16 +246,22 @@ def _plan_pass(
 def _attend_pass(q: Array, kv_cache: Array, tiles: _Pass, options: _Options) -> Array:
     """Return attention of the rows that the pass owns, and zeros in the others."""
     rows_per_group = tiles.rows.shape[1]
+    # A prefill tile goes to where its first row is: what it writes beyond its last row, zeros, is
+    # overwritten by the tiles after it, which come in the order of their rows. Room for every
+    # tile that there could be would be eight times the rows of q with many sequences.
+    is_in_place = tiles.tile_size > 1
+    num_rows = q.shape[0] + rows_per_group if is_in_place else tiles.rows.size
 
     def attend_group(group: Array, outputs: Array) -> Array:
         output = _attend_group(q, kv_cache, tiles, group, options)
+        start = _index(tiles.rows, group)[0] if is_in_place else group * rows_per_group
         return lax.dynamic_update_slice_in_dim(
-            outputs, output, group * rows_per_group, axis=0, allow_negative_indices=False
+            outputs, output, start, axis=0, allow_negative_indices=False
         )
 
-    outputs = jnp.zeros((tiles.rows.size, *q.shape[1:]), q.dtype)
+    outputs = jnp.zeros((num_rows, *q.shape[1:]), q.dtype)
     outputs = lax.fori_loop(0, tiles.num_groups, attend_group, outputs)
-    outputs = _take(outputs, tiles.output_rows)
+    outputs = outputs[: q.shape[0]] if is_in_place else _take(outputs, tiles.output_rows)
     return jnp.where(tiles.is_owned[:, None, None], outputs, jnp.zeros((), q.dtype))
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 import jax
 
 from paged.mosaic.support import why_no_assembler, why_no_gpu
+from paged.native import library
 
 logger = logging.getLogger(__name__)
 
@@ -102,13 +103,14 @@ def _why_no_mosaic() -> str | None:
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 BACKENDS: Mapping[str, Backend] = {
+    "native": Backend(platforms=("cpu",), missing=library.not_loaded),
     "xla": Backend(),
     "triton": Backend(platforms=("gpu",), missing=_why_no_triton),
     "mosaic": Backend(platforms=("gpu",), missing=_why_no_mosaic),
 }
 """Backend name -> what it needs. "xla" needs nothing and supports everything."""
 
-PREFERENCE: Mapping[str, tuple[str, ...]] = {"gpu": ("triton",)}
+PREFERENCE: Mapping[str, tuple[str, ...]] = {"cpu": ("native",), "gpu": ("triton",)}
 """Platform -> backends that "auto" tries before it ends at "xla", best first."""
 
 FASTEST: Mapping[str, tuple[str, ...]] = {}

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 
 from paged import backends
 from paged.attention import check_kv_scales
+from paged.native import kv_write as native
 
 
 def write_kv(
@@ -40,19 +41,31 @@ def write_kv(
         A slot past the end of the cache writes nothing.
       kv_scales: float32 `[2, num_kv_heads]`; keys (0) and values (1) of a head are divided by them
         before they are cast, and attention must be given the same. None: 1.
-      backend: "auto" or the name of an implementation, as a promise.
+      backend: "auto": the platform's best implementation that has these dtypes; or the name of one
+        as a promise.
 
     Raises:
       ValueError: if the shapes do not fit together, or if `backend` is unknown.
       TypeError: if `slot_mapping` is not int32.
-      NotImplementedError: if `backend` cannot run here; the message gives the reason.
+      NotImplementedError: if `backend` cannot run here or lacks the dtypes; the message gives the
+        reason.
 
     Source: PagedAttention, arXiv:2309.06180.
     """
-    _check_shapes(kv_cache, k, v, slot_mapping)
+    check_rows(kv_cache, k, v, slot_mapping)
     check_kv_scales(kv_scales, kv_cache)
-    writer = _WRITERS[_writer_name(backend, kv_cache)]
-    return writer(kv_cache, k, v, slot_mapping, kv_scales)
+    name = _writer_name(backend, kv_cache, k, v)
+    return _WRITERS[name](kv_cache, k, v, slot_mapping, kv_scales)
+
+
+def unsupported(name: str, kv_cache: Array, *rows: Array) -> str | None:
+    """Return why the backend of this name cannot write such rows into such a cache, or None."""
+    reason: str | None = None
+    if name == "native":
+        reason = native.unsupported(kv_cache, *rows)
+    elif name == "triton":
+        reason = _triton().unsupported(kv_cache)
+    return reason
 
 
 def write_token_ids(
@@ -74,7 +87,8 @@ def write_token_ids(
     )
 
 
-def _check_shapes(kv_cache: Array, k: Array, v: Array, slot_mapping: Array) -> None:
+def check_rows(kv_cache: Array, k: Array, v: Array, slot_mapping: Array) -> None:
+    """Raise unless the keys and values of new tokens fit their slots and the cache."""
     if kv_cache.ndim != 5 or kv_cache.shape[1] != 2:
         raise ValueError(
             f"kv_cache has shape {kv_cache.shape}; it must be "
@@ -91,11 +105,11 @@ def _check_shapes(kv_cache: Array, k: Array, v: Array, slot_mapping: Array) -> N
         raise TypeError(f"slot_mapping has dtype {slot_mapping.dtype}; it must be int32.")
 
 
-def _writer_name(backend: str, kv_cache: Array) -> str:
+def _writer_name(backend: str, kv_cache: Array, k: Array, v: Array) -> str:
     resolve = functools.partial(
         backends.resolve_backend,
         platform=backends.current_platform(),
-        unsupported=lambda name: _triton().unsupported(kv_cache) if name == "triton" else None,
+        unsupported=lambda name: unsupported(name, kv_cache, k, v),
     )
     name = resolve(backend)
     # "mosaic" is for attention alone: beside it, the best of the others writes.
@@ -139,4 +153,8 @@ def _saturate(rows: Array, dtype: np.dtype[Any]) -> Array:
 
 type _Writer = Callable[[Array, Array, Array, Array, Array | None], Array]
 
-_WRITERS: Mapping[str, _Writer] = {"triton": _write_by_triton, "xla": _scatter}
+_WRITERS: Mapping[str, _Writer] = {
+    "native": native.paged_kv_write,
+    "triton": _write_by_triton,
+    "xla": _scatter,
+}

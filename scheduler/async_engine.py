@@ -5,7 +5,6 @@ come back in one hand-over (docs/decisions/0008).
 """
 
 import asyncio
-import collections
 import logging
 import queue
 import threading
@@ -19,9 +18,11 @@ from paged.models.tokenizer import Tokenizer
 from paged.scheduler.cache_event_relay import CacheEventRelay
 from paged.scheduler.cache_events import CacheEvent
 from paged.scheduler.config import EngineConfig, StepLimits
+from paged.scheduler.deltas import Delta, join
 from paged.scheduler.engine import Engine
 from paged.scheduler.errors import EngineDeadError, QueueFullError
 from paged.scheduler.loading import LoadedEngine, load_engine
+from paged.scheduler.mailbox import Mailbox
 from paged.scheduler.output import RequestOutput, StepStats
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import CacheMode, Request
@@ -30,16 +31,6 @@ logger = logging.getLogger(__name__)
 
 # A step of a large model on a slow CPU may take tens of seconds; one that takes longer is stuck.
 _STALL_SECONDS = 300.0
-
-
-class _Mailbox:
-    """Outputs of one request that its consumer has not taken yet; used on the event loop only."""
-
-    def __init__(self) -> None:
-        self.items: collections.deque[RequestOutput] = collections.deque()
-        self.error: Exception | None = None  # why the request was never queued
-        self.arrived = asyncio.Event()
-        self.num_samples = 1
 
 
 class AsyncEngine:
@@ -56,7 +47,7 @@ class AsyncEngine:
         self._stall_seconds = stall_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._mailboxes: dict[str, _Mailbox] = {}
+        self._mailboxes: dict[str, Mailbox] = {}
         self._listeners: list[Callable[[StepStats], None]] = []
         self._answers: set[asyncio.Future[Any]] = set()
         self._cache_events = CacheEventRelay(
@@ -182,8 +173,12 @@ class AsyncEngine:
         cache_salt: str | None = None,
         cache_mode: CacheMode = CacheMode.DEFAULT,
         priority: int = 0,
+        stream: bool = True,
     ) -> AsyncGenerator[RequestOutput]:
         """Yield deltas of one request as its samples advance; ends when all have finished.
+
+        An output has what has come since the one before: of one step or, if the caller was busy
+        meanwhile, of several.
 
         Closing the iterator, or cancelling the task that consumes it, aborts the request.
 
@@ -195,6 +190,7 @@ class AsyncEngine:
           cache_salt: prefix-cache isolation.
           cache_mode: what the request leaves behind in the prefix cache.
           priority: lower is more urgent; counts under the priority policy only.
+          stream: yield tokens as they come; otherwise each sample's all at once when it ends.
 
         Raises:
           ParameterError: before the first item, for what cannot be served.
@@ -213,24 +209,23 @@ class AsyncEngine:
             cache_mode=cache_mode,
             priority=priority,
         )
-        mailbox = _Mailbox()
-        mailbox.num_samples = params.n
+        mailbox = Mailbox(params.n)
         self._mailboxes[request_id] = mailbox
         self._idle.clear()
-        self._inbox.put(lambda: self._add(requests, prompt))
+        self._inbox.put(lambda: self._add(requests, prompt, stream))
         finished = False
         try:
             while not finished:
-                await mailbox.arrived.wait()
-                mailbox.arrived.clear()
-                while mailbox.items:
-                    output = mailbox.items.popleft()
-                    finished = output.finished
-                    yield output
-                if mailbox.error is not None:
+                if mailbox.deltas:
+                    deltas, mailbox.deltas = mailbox.deltas, []
+                    finished = deltas[-1].finished
+                    yield join(deltas)
+                elif mailbox.error is not None:
                     raise mailbox.error
-                if not finished and self._failure is not None:
+                elif self._failure is not None:
                     raise self._dead()
+                else:
+                    await mailbox.arrival()
         finally:
             del self._mailboxes[request_id]
             if not self._mailboxes:
@@ -328,10 +323,10 @@ class AsyncEngine:
                 if not self._engine.has_unfinished:
                     continue
                 self._step_started = time.monotonic()
-                outputs, stats = self._engine.step()
+                deltas, stats = self._engine.step_deltas()
                 self._step_started = None
                 self._cache_events.hand_over()
-                self._hand_over(outputs, stats)
+                self._hand_over(deltas, stats)
         except BaseException as error:  # anything at all: no request may wait forever
             logger.exception("The engine thread failed.")
             self._failure = error
@@ -351,9 +346,9 @@ class AsyncEngine:
                 return
             command()
 
-    def _add(self, requests: Sequence[Request], prompt: str | None) -> None:
+    def _add(self, requests: Sequence[Request], prompt: str | None, stream: bool) -> None:
         try:
-            self._engine.add_processed(requests, prompt)
+            self._engine.add_processed(requests, prompt, stream=stream)
         except ValueError as error:  # this request's fault alone: the others go on
             refusal, request_id = error, requests[0].parent_id
             self._call_loop(lambda: self._refuse(request_id, refusal))
@@ -365,26 +360,27 @@ class AsyncEngine:
         self._call_loop(lambda: None if answer.done() else answer.set_result(result))
 
     def _abort(self, request_id: str) -> None:
-        outputs = self._engine.abort([request_id])
-        if outputs:
-            self._hand_over(outputs, self._engine.take_stats())
+        deltas = self._engine.abort_deltas([request_id])
+        if deltas:
+            self._hand_over(deltas, self._engine.take_stats())
 
-    def _hand_over(self, outputs: list[RequestOutput], stats: StepStats) -> None:
-        self._call_loop(lambda: self._deliver(outputs, stats))
+    def _hand_over(self, deltas: list[Delta], stats: StepStats) -> None:
+        self._call_loop(lambda: self._deliver(deltas, stats))
 
     def _call_loop(self, callback: Callable[[], None]) -> None:
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback)
 
-    def _deliver(self, outputs: list[RequestOutput], stats: StepStats) -> None:
-        """Sort a step's outputs into mailboxes (on the event loop)."""
+    def _deliver(self, deltas: list[Delta], stats: StepStats) -> None:
+        """Sort a step's deltas into mailboxes (on the event loop)."""
         self._last_stats = stats
-        for output in outputs:
-            mailbox = self._mailboxes.get(output.request_id)
+        mailboxes = self._mailboxes
+        for delta in deltas:
+            mailbox = mailboxes.get(delta.parent.request_id)
             if mailbox is not None:
-                mailbox.items.append(output)
-                mailbox.arrived.set()
+                mailbox.deltas.append(delta)
+                mailbox.wake()
         for listener in self._listeners:
             listener(stats)
 
@@ -393,12 +389,12 @@ class AsyncEngine:
         mailbox = self._mailboxes.get(request_id)
         if mailbox is not None:
             mailbox.error = error
-            mailbox.arrived.set()
+            mailbox.wake()
 
     def _wake_everyone(self) -> None:
         """Let every consumer find out that the engine is gone (on the event loop)."""
         for mailbox in self._mailboxes.values():
-            mailbox.arrived.set()
+            mailbox.wake()
         for answer in self._answers:
             if not answer.done():
                 answer.set_exception(self._dead())

@@ -6,23 +6,38 @@ import numpy as np
 
 from paged.models.packing import BatchLayout, group_field, in_flight
 from paged.scheduler.output import ScheduledRequest, SchedulerOutput
-from paged.scheduler.request import Request
 from paged.scheduler.row_table import RowTable
+from paged.scheduler.step_rows import StepRows
+
+
+class Batch(NamedTuple):
+    """What a step hands to the device, and what the host must know of it.
+
+    Attributes:
+      packed: int32 `[layout.size]`, see `BatchLayout`.
+      is_greedy: every sequence that samples takes its likeliest token, and nothing else is wanted.
+      wants_logprobs: some sequence wants log probabilities.
+    """
+
+    packed: np.ndarray
+    is_greedy: bool
+    wants_logprobs: bool
 
 
 class _Sequences(NamedTuple):
     """The scheduled requests by sequence row; arrays are `[num_seqs]`."""
 
-    requests: tuple[Request, ...]
+    rows: StepRows
     batch_rows: np.ndarray
     last_positions: np.ndarray  # of the step's last token
-    last_tokens: np.ndarray  # its token row
+    # Token row of that token. Of decodes alone it is a slice, of which NumPy makes no copies.
+    last_tokens: np.ndarray | slice
 
 
 def build_batch(
     output: SchedulerOutput, layout: BatchLayout, table: RowTable, block_size: int
-) -> np.ndarray:
-    """Return the packed inputs of one step, int32 `[layout.size]`.
+) -> Batch:
+    """Return the packed inputs of one step.
 
     Sequence row i belongs to `output.scheduled[i]`. Padding token rows write to slot 0 of the null
     block; padding sequences have length 0. The array is new at every call: JAX may read a NumPy
@@ -36,37 +51,43 @@ def build_batch(
     """
     packed = layout.empty()
     views = layout.views(packed)
-    requests, starts, counts, samples, inputs_in_flight = zip(*output.scheduled, strict=True)
+    rows = StepRows.of(output.scheduled)
+    requests = rows.requests
     num_seqs = len(requests)
-    num_tokens = np.array(counts, np.int32)
-    stops = np.array(starts, np.int32) + num_tokens
-    token_stops = num_tokens.cumsum()
+    is_decode = output.num_tokens == num_seqs
+    if is_decode:
+        last_positions = np.array(rows.starts, np.int32)
+        stops = last_positions + 1
+        token_stops = np.arange(1, num_seqs + 1, dtype=np.int32)
+    else:
+        num_tokens = np.array(rows.counts, np.int32)
+        stops = np.array(rows.starts, np.int32) + num_tokens
+        last_positions = stops - 1
+        token_stops = num_tokens.cumsum(dtype=np.int32)
     seqs = _Sequences(
-        requests=requests,
+        rows=rows,
         batch_rows=np.array([request.batch_row for request in requests]),
-        last_positions=stops - 1,
-        last_tokens=token_stops - 1,
+        last_positions=last_positions,
+        last_tokens=slice(num_seqs) if is_decode else token_stops - 1,
     )
-    num_blocks = seqs.last_positions // block_size + 1
+    num_blocks = last_positions // block_size + 1
     table.refresh(requests, seqs.batch_rows, num_blocks)
 
     views["seq_lens"][:num_seqs] = stops
     views["query_start_loc"][1 : num_seqs + 1] = token_stops
     views["query_start_loc"][num_seqs + 1 :] = output.num_tokens
-    views["logits_indices"][:num_seqs] = seqs.last_tokens
+    views["logits_indices"][:num_seqs] = token_stops - 1
     width = num_blocks.max()
     for group, tables in enumerate(table.block_tables):
         live = tables[seqs.batch_rows, :width]
         views[group_field("block_tables", group)][:num_seqs, :width] = live
 
-    if output.num_tokens > num_seqs:
-        for i in np.flatnonzero(num_tokens > 1).tolist():
-            _fill_first_tokens(
-                views, output.scheduled[i], int(seqs.last_tokens[i]), table, block_size
-            )
-    _fill_last_tokens(views, seqs, inputs_in_flight, table, block_size)
-    _fill_sampling(views, seqs, np.flatnonzero(samples), table)
-    return packed
+    if not is_decode:
+        for i in [i for i, count in enumerate(rows.counts) if count > 1]:
+            _fill_first_tokens(views, rows[i], int(token_stops[i]) - 1, table, block_size)
+    _fill_last_tokens(views, seqs, table, block_size)
+    is_greedy = _fill_sampling(views, seqs, table)
+    return Batch(packed, is_greedy, bool(views["wants_logprobs"][0]))
 
 
 def _fill_first_tokens(
@@ -92,12 +113,11 @@ def _fill_first_tokens(
 def _fill_last_tokens(
     views: dict[str, np.ndarray],
     seqs: _Sequences,
-    inputs_in_flight: tuple[bool, ...],
     table: RowTable,
     block_size: int,
 ) -> None:
     """Write the last token of every sequence, which of a decode is the only one."""
-    views["token_ids"][seqs.last_tokens] = _last_token_ids(seqs, inputs_in_flight, table)
+    views["token_ids"][seqs.last_tokens] = _last_token_ids(seqs)
     views["positions"][seqs.last_tokens] = seqs.last_positions
     blocks, offsets = np.divmod(seqs.last_positions, block_size)
     for group, tables in enumerate(table.block_tables):
@@ -105,35 +125,50 @@ def _fill_last_tokens(
         views[group_field("slot_mapping", group)][seqs.last_tokens] = slots
 
 
-def _last_token_ids(
-    seqs: _Sequences, inputs_in_flight: tuple[bool, ...], table: RowTable
-) -> np.ndarray:
+def _last_token_ids(seqs: _Sequences) -> np.ndarray:
     """Return the last token id of every sequence, or what stands for it."""
-    if all(inputs_in_flight):
+    rows = seqs.rows
+    if all(rows.inputs_in_flight):
         return in_flight(seqs.batch_rows)
-    # An index into the output or, where it is negative, into the prompt from its end.
-    indices = seqs.last_positions - table.num_prompt_tokens[seqs.batch_rows]
     token_ids = [
         in_flight(request.batch_row)
         if is_in_flight
-        else (request.output_token_ids if i >= 0 else request.prompt_token_ids)[i]
-        for request, i, is_in_flight in zip(
-            seqs.requests, indices.tolist(), inputs_in_flight, strict=True
+        # Who samples computes the last token that is known.
+        else (request.output_token_ids or request.prompt_token_ids)[-1]
+        if samples
+        else request.tokens(position, position + 1)[0]
+        for request, position, samples, is_in_flight in zip(
+            rows.requests,
+            seqs.last_positions.tolist(),
+            rows.samples,
+            rows.inputs_in_flight,
+            strict=True,
         )
     ]
     return np.array(token_ids, np.int32)
 
 
-def _fill_sampling(
-    views: dict[str, np.ndarray], seqs: _Sequences, sampling: np.ndarray, table: RowTable
-) -> None:
-    """Write the parameters of the sequences `sampling`; the others stay greedy and keep nothing."""
+def _fill_sampling(views: dict[str, np.ndarray], seqs: _Sequences, table: RowTable) -> bool:
+    """Write the parameters of the sequences that sample; others stay greedy and keep nothing.
+
+    Returns:
+      Whether all of them take their likeliest token, and nothing else is wanted.
+    """
+    samples = seqs.rows.samples
+    sampling: np.ndarray | slice = slice(len(samples))
+    if not all(samples):
+        sampling = np.flatnonzero(samples)
     batch_rows = seqs.batch_rows[sampling]
     views["sampled_rows"][sampling] = batch_rows
     views["sampling"][sampling] = table.sampling[batch_rows]
     views["wants_logprobs"][0] = table.wants_logprobs[batch_rows].any()
-    for i in sampling[table.has_edits[batch_rows]].tolist():
-        request = seqs.requests[i]
+    is_greedy = bool(table.is_greedy[batch_rows].all())
+    has_edits = table.has_edits[batch_rows]
+    if not has_edits.any():
+        return is_greedy
+    num_edits = 0
+    for i in np.arange(len(samples))[sampling][has_edits].tolist():
+        request = seqs.rows.requests[i]
         assert request.logit_edits is not None
         known = request.output_token_ids
         num_outputs = int(seqs.last_positions[i]) + 1 - request.num_prompt_tokens
@@ -141,3 +176,5 @@ def _fill_sampling(
         views["edit_ids"][i, : len(edits)] = [token_id for token_id, _ in edits]
         values = np.array([value for _, value in edits], np.float32)
         views["edit_values"][i, : len(edits)] = values.view(np.int32)
+        num_edits += len(edits)
+    return is_greedy and not num_edits

@@ -1,16 +1,17 @@
 """`BucketTable`: the only place where the static shape of a step is chosen.
 
 XLA compiles one program per shape, so every step is padded up to one of a few shapes, all of them
-compiled before the first request (docs/decisions/0005).
+compiled before the first request (docs/decisions/0005, 0024).
 """
 
 from dataclasses import dataclass
 
-# XLA's CPU matrix product leaves its vectorised path below 8 rows of bfloat16.
-MIN_TOKENS = 8
-# Steps with few sequences are common (one user, or one prefill beside a few decodes) and must not
-# pay for the vocabulary head of `max_num_seqs` rows.
+MIN_ROWS = 8
+"""XLA's CPU matrix product leaves its vectorised path below 8 rows of bfloat16."""
+
 FEW_SEQS = 8
+"""Sequences of a step that one user, or one prefill beside a few decodes, makes."""
+
 _SHORT_PROMPT = 32
 
 
@@ -23,32 +24,56 @@ class Bucket:
 
 
 class BucketTable:
-    """The buckets of an engine, cheapest first.
+    """The buckets of an engine, cheapest first; padding stays below twice a step's tokens.
 
-    Decode buckets have as many tokens as sequences, in powers of two. Mixed buckets go up to the
-    token budget: in powers of two with few sequences, where a step's padding is somebody's time
-    to first token, and in powers of four with all sequences, which full steps need.
+    Decode buckets have as many tokens as sequences, in powers of two. Mixed buckets are the powers
+    of two up to the token budget. They have room for all sequences, which costs a step nothing
+    where tokens outnumber them anyway; below that, for a few. The tokens of a step are then chosen
+    for as many rows as sample, which `pick_head` says.
 
     Args:
       max_num_seqs: most sequences in a step.
       max_num_batched_tokens: most tokens in a step; at least `max_num_seqs`.
+      min_rows: rows below which the matrix product gets no faster: `MIN_ROWS`, or 1.
+      is_fine: a bucket halfway between each two, and all that `min_rows` allows below 8: less
+        padding for more programs.
+
+    Attributes:
+      buckets: in ascending order.
+      greedy_sizes, sample_sizes: numbers of rows that tokens are chosen for, by the two programs.
+      resizes: (rows of the bucket, rows of the head) that may differ in a step.
     """
 
-    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        *,
+        min_rows: int = MIN_ROWS,
+        is_fine: bool = False,
+    ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens={max_num_batched_tokens} must be at least "
                 f"max_num_seqs={max_num_seqs}."
             )
-        shapes: set[Bucket] = set()
-        for size in _powers_up_to(max_num_seqs):
-            shapes.add(Bucket(size, size))
-        most_seqs = _powers_up_to(max_num_seqs)[-1]
-        sizes = _powers_up_to(max_num_batched_tokens)
-        # Up to 32 tokens a decode bucket does for a short prompt too.
-        shapes |= {Bucket(size, FEW_SEQS) for size in sizes if size > _SHORT_PROMPT}
-        shapes |= {Bucket(size, most_seqs) for size in sizes[::-2] if size > most_seqs}
+        decode_sizes = set(_sizes_up_to(max_num_seqs, is_fine))
+        self._most_seqs = max(decode_sizes)
+        if min_rows < MIN_ROWS:
+            # Up to 8 rows cost about the same; one is what a single user's every step has.
+            decode_sizes |= {1, 2, 4} if is_fine else {1}
+        shapes = {Bucket(size, size) for size in decode_sizes}
+        for size in _sizes_up_to(max_num_batched_tokens, is_fine):
+            # Up to 32 tokens a decode bucket does for a short prompt too.
+            if size > _SHORT_PROMPT:
+                shapes.add(Bucket(size, FEW_SEQS if size <= self._most_seqs else self._most_seqs))
         self.buckets: tuple[Bucket, ...] = tuple(sorted(shapes))
+        self.greedy_sizes = tuple(sorted(decode_sizes | {FEW_SEQS}))
+        # The sampler takes long to compile and little time for few rows.
+        self.sample_sizes = tuple(size for size in self.greedy_sizes if size >= FEW_SEQS)
+        narrowed = {(self._most_seqs, n) for n in self.sample_sizes if n < self._most_seqs}
+        widened = {(n, FEW_SEQS) for n in self.greedy_sizes if n < FEW_SEQS}
+        self.resizes: frozenset[tuple[int, int]] = frozenset(narrowed | widened)
 
     def pick(self, num_tokens: int, num_seqs: int) -> Bucket:
         """Return the cheapest bucket that holds the step.
@@ -64,10 +89,19 @@ class BucketTable:
             f"{self.buckets[-1]}."
         )
 
+    def pick_head(self, bucket: Bucket, num_seqs: int, *, is_greedy: bool) -> int:
+        """Return for how many rows a step of `num_seqs` sequences in `bucket` chooses tokens."""
+        if bucket.num_seqs < FEW_SEQS:
+            return bucket.num_seqs if is_greedy else FEW_SEQS
+        if bucket.num_seqs < self._most_seqs:
+            return bucket.num_seqs
+        return next(size for size in self.sample_sizes if size >= num_seqs)
 
-def _powers_up_to(limit: int) -> list[int]:
-    """Return MIN_TOKENS, doubled until it reaches `limit`."""
-    sizes = [MIN_TOKENS]
-    while sizes[-1] < limit:
-        sizes.append(sizes[-1] * 2)
+
+def _sizes_up_to(limit: int, is_fine: bool) -> list[int]:
+    """Return MIN_ROWS, doubled until it reaches `limit`; if fine, by way of the sizes halfway."""
+    sizes = [MIN_ROWS]
+    while (last := sizes[-1]) < limit:
+        is_power = last & (last - 1) == 0
+        sizes.append(last * 2 if not is_fine else last * 3 // 2 if is_power else last * 4 // 3)
     return sizes

@@ -8,11 +8,15 @@ from paged.scheduler.prefill_limits import PrefillLimits
 from paged.scheduler.prefix_cache import DEFAULT_HASH_ALGORITHM, HASH_ALGORITHMS
 from paged.scheduler.request_queue import SCHEDULING_POLICIES
 
-KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32")
+# By the names of the reference; "fp8" is the one that resolved settings spell out.
+FP8_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", *FP8_DTYPES)
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEFAULT_COMPILATION_CACHE_DIR = "~/.cache/paged/xla"
-ATTENTION_BACKENDS = ("auto", "mosaic", "triton", "xla")
+ATTENTION_BACKENDS = ("auto", "mosaic", "native", "triton", "xla")
 LINEAR_BACKENDS = ("auto", "native", "xla")
+QUANTIZATIONS = ("int8",)
+PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
 DEFAULT_NATIVE_CACHE_DIR = "~/.cache/paged/native"
 
 
@@ -24,17 +28,23 @@ class EngineConfig:
       max_model_len: longest prompt plus output, tokens; None takes the model's own.
       max_num_seqs: most requests running at once; None takes the platform's default.
       max_num_batched_tokens: token budget of a step; None takes the platform's default.
+      performance_mode: "balanced"; "throughput" doubles the defaults of the two limits above;
+        "interactivity" has the next token of many users come sooner: finer buckets, and parts of at
+        most an eighth of the budget for prompts that are not alone.
       block_size: tokens per KV block.
       gpu_memory_utilization: share of the device's memory for weights, activations and KV; on a
         CPU, the share of free memory that KV may take (and at most 2 GiB unless set otherwise).
       kv_cache_memory_bytes: bytes of KV, instead of the share.
       num_gpu_blocks_override: blocks of KV, instead of the computed number.
       enable_prefix_caching: reuse the KV of equal prefixes.
-      kv_cache_dtype: element type of the KV cache; "auto" is the model's.
+      kv_cache_dtype: element type of the KV cache; "auto" is the model's, "fp8" is "fp8_e4m3".
       dtype: element type of weights and activations; "auto" is the checkpoint's.
+      quantization: "int8" keeps the weights of linear layers and of the head as int8, with one
+        scale per output; activations stay as they are. None keeps them in `dtype`.
       seed: seed of the requests that bring none.
-      attention_backend: "auto", or a backend's name as a promise.
-      linear_backend: "auto", "native" (the C++ kernels, on a CPU) or "xla"; the names are promises.
+      attention_backend: "auto", "native" (the C++ kernels, on a CPU), "triton" (on an NVIDIA GPU)
+        or "xla"; the names are promises.
+      linear_backend: "auto", "native" or "xla", for matrix products.
       max_num_queued_reqs: most requests waiting before `AsyncEngine` refuses new ones; None: no
         bound. (`LLM` is handed its whole queue at once and refuses none of it.)
       scheduling_policy: "fcfs", or "priority" to serve by the requests' priorities.
@@ -61,6 +71,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    performance_mode: str = "balanced"
     block_size: int = 16
     gpu_memory_utilization: float = 0.92
     kv_cache_memory_bytes: int | None = None
@@ -68,6 +79,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     kv_cache_dtype: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
     seed: int = 0
     attention_backend: str = "auto"
     linear_backend: str = "auto"
@@ -97,8 +109,11 @@ class EngineConfig:
             raise ValueError(
                 f"gpu_memory_utilization={self.gpu_memory_utilization} must be in (0, 1]."
             )
+        _check_choice("performance_mode", self.performance_mode, PERFORMANCE_MODES)
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _check_choice("dtype", self.dtype, DTYPES)
+        if self.quantization is not None:
+            _check_choice("quantization", self.quantization, QUANTIZATIONS)
         _check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         _check_choice("linear_backend", self.linear_backend, LINEAR_BACKENDS)
         _check_choice("generation_config", self.generation_config, ("auto", "vllm"))

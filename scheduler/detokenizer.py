@@ -1,36 +1,15 @@
-"""`IncrementalDetokenizer`: generated ids to text, piece by piece, up to a stop string.
+"""`IncrementalDetokenizer`: the text of a sample up to a stop string."""
 
-Works on bytes: a text is the concatenation of its tokens' bytes, so what is complete can be
-released at once and exactly. (Decoding growing lists of ids, as `tokenizers.DecodeStream` does,
-fails on some invalid sequences and takes quadratic time on others.)
-"""
+from collections.abc import Sequence
 
-import codecs
-from collections.abc import Collection, Sequence
-from typing import Protocol
-
-# Longest incomplete UTF-8 sequence.
-_MAX_PENDING_BYTES = 3
-
-
-class TokenBytes(Protocol):
-    """What is needed of a tokenizer."""
-
-    @property
-    def special_ids(self) -> Collection[int]:
-        """Ids that may be left out of the text."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the UTF-8 bytes that one token stands for."""
+from paged.scheduler.text_decoder import TextDecoder, TokenBytes
 
 
 class IncrementalDetokenizer:
-    """The text of one sample, as it grows.
+    """The text of one sample, as it grows, searched for stop strings.
 
-    A character is released when its last byte is there; bytes that can never become one are
-    U+FFFD, as in the tokenizer's own `decode`. While streaming with stop strings, as many
-    characters are held back as may turn out to belong to one. (SentencePiece's `decode` differs
-    in one case: it gives one U+FFFD per byte of an incomplete character and its neighbours.)
+    A character is released when its last byte is there, as `TextDecoder` does. With stop strings,
+    as many characters are held back as may turn out to belong to one.
 
     Args:
       tokenizer: of the model.
@@ -61,8 +40,9 @@ class IncrementalDetokenizer:
         self.text = ""
         self.stop_string: str | None = None
         self.num_tokens = 0
-        self._token_bytes = tokenizer.token_bytes
-        self._skipped_ids = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._decoder = TextDecoder(
+            tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens
+        )
         self._stop_strings = tuple(stop_strings)
         self._include_stop_str = include_stop_str
         self._min_tokens = min_tokens
@@ -70,8 +50,6 @@ class IncrementalDetokenizer:
         self._num_held_back = 0
         if self._stop_strings and not include_stop_str:
             self._num_held_back = max(map(len, self._stop_strings)) - 1
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._decoder.decode(self._tail(prompt_token_ids))
 
     def update(self, token_ids: Sequence[int]) -> str | None:
         """Append generated tokens; return the stop string that they complete, if any.
@@ -83,8 +61,7 @@ class IncrementalDetokenizer:
                 break
             self.num_tokens += 1
             searched = len(self.text)
-            if token_id not in self._skipped_ids:
-                self.text += self._decoder.decode(self._token_bytes(token_id))
+            self.text += self._decoder.step(token_id)
             if self.num_tokens > self._min_tokens:
                 self._look_for_stop(searched)
         return self.stop_string
@@ -98,20 +75,10 @@ class IncrementalDetokenizer:
         end = len(self.text) - self._num_held_back
         if finished or self.stop_string is not None:
             if self.stop_string is None:
-                self.text += self._decoder.decode(b"", final=True)
+                self.text += self._decoder.flush()
             end = len(self.text)
         start, self._num_taken = self._num_taken, max(self._num_taken, end)
         return self.text[start : self._num_taken]
-
-    def _tail(self, prompt_token_ids: Sequence[int]) -> bytes:
-        """Return the last bytes of the prompt, enough to hold a character's beginning."""
-        tail = b""
-        for token_id in reversed(prompt_token_ids):
-            if len(tail) >= _MAX_PENDING_BYTES:
-                break
-            if token_id not in self._skipped_ids:
-                tail = self._token_bytes(token_id) + tail
-        return tail
 
     def _look_for_stop(self, searched: int) -> None:
         """Find the stop string that ends first after the first `searched` characters."""

@@ -219,16 +219,18 @@ class KVManager:
         end = start + num_new_tokens
         if self._sliding:
             self._release_passed(request, start)
-        num_new = -(-end // pool.block_size) - len(request.block_ids)
-        shared = self._shared_partial_groups(request, start) if self._may_share_partial else []
-        if num_new * len(self._windows) + len(shared) > pool.num_free:
-            return False
-        for group in shared:
-            self._copy_on_write(request, group, start // pool.block_size)
-        if num_new > 0:
-            for table in request.block_tables:
-                table.extend(pool.allocate(num_new))
-        if publish and end // pool.block_size > request.num_published_blocks:
+        block_size = pool.block_size
+        num_new = -(-end // block_size) - len(request.block_tables[0])
+        shared = self._shared_partial_groups(request, start) if self._may_share_partial else ()
+        if num_new > 0 or shared:
+            if num_new * len(self._windows) + len(shared) > pool.num_free:
+                return False
+            for group in shared:
+                self._copy_on_write(request, group, start // block_size)
+            if num_new > 0:
+                for table in request.block_tables:
+                    table += pool.allocate(num_new)
+        if publish and end // block_size > request.num_published_blocks:
             self.publish(request, end)
         return True
 

@@ -156,6 +156,7 @@ class LLM:
                     cache_salt=prompt.cache_salt,
                     cache_mode=prompt.cache_mode,
                     priority=operator.index(urgency),
+                    stream=False,
                 )
                 ids.append(request_id)
             return self._run(ids, use_tqdm=use_tqdm)
@@ -270,11 +271,8 @@ class _Joiner:
     def __init__(self) -> None:
         self._deltas: dict[int, list[CompletionOutput]] = {}
         self._last: RequestOutput | None = None
-        self._num_cached_tokens: int | None = None
 
     def add(self, output: RequestOutput) -> None:
-        if self._num_cached_tokens is None:
-            self._num_cached_tokens = output.num_cached_tokens
         self._last = output
         for delta in output.outputs:
             self._deltas.setdefault(delta.index, []).append(delta)
@@ -289,7 +287,7 @@ class _Joiner:
             prompt_token_ids=self._last.prompt_token_ids,
             outputs=outputs,
             finished=self._last.finished,
-            num_cached_tokens=self._num_cached_tokens or 0,
+            num_cached_tokens=self._last.num_cached_tokens,
         )
 
 

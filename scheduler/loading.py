@@ -1,5 +1,6 @@
 """`load_engine`: from a model's name and settings to an engine whose steps are all compiled."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import logging
@@ -10,20 +11,21 @@ from dataclasses import dataclass
 
 import jax
 
-from paged.backends import device_memory, keep_freed_memory, resolve_backend
+from paged.backends import device_memory, keep_freed_memory
 from paged.block_copy import MAX_STAGED_BYTES
 from paged.cache_groups import CacheGroup, group_layers, one_group
 from paged.kv_cache import KVCacheSpec, allocate_kv_cache
 from paged.models.checkpoint import Checkpoint, open_checkpoint
-from paged.models.compilation import make_cache_directory, persistent_cache
+from paged.models.compilation import make_cache_directory, no_persistent_cache, persistent_cache
 from paged.models.config import ModelConfig
+from paged.models.executables import ExecutableStore
 from paged.models.forward import abstract_model
 from paged.models.linear_packing import pack_linear_layers
 from paged.models.weights import load_params, resolve_dtype
-from paged.native.library import resolve_linear_backend
 from paged.scheduler.admission import InputProcessor
+from paged.scheduler.backend_choice import choose_backends, kv_element_type
 from paged.scheduler.block_pool import BlockPool
-from paged.scheduler.buckets import BucketTable
+from paged.scheduler.buckets import MIN_ROWS, BucketTable
 from paged.scheduler.capacity import (
     GIB,
     MemoryBudget,
@@ -47,6 +49,9 @@ _CPU_LIMITS = (128, 2048)
 _SMALL_GPU_LIMITS = (256, 2048)
 _LARGE_GPU_LIMITS = (1024, 8192)
 _LARGE_GPU_BYTES = 70 * GIB
+
+# Of a full step, in "interactivity": what one prompt may take while others wait for their tokens.
+_INTERACTIVE_PARTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,11 @@ def load_engine(
         spec, num_blocks, limits.max_model_len, windows, num_tokens_in_flight=in_flight
     )
     logger.info("%s", capacity)
+    if config.kv_cache_dtype == "fp8_e4m3":
+        logger.warning(
+            "The fp8 KV cache stores keys and values as they are (scales of 1.0): scales of "
+            "checkpoints are not read yet, and what exceeds 448 is clipped."
+        )
     _check_tiers(config, windows)
     hasher = PrefixHasher(config.prefix_caching_hash_algo)
     runner, tiers = _load_runner(
@@ -201,13 +211,23 @@ def _load_runner(
         dtype=config.dtype,
         attention_backend=config.attention_backend,
         cache_groups=groups,
+        quantization=config.quantization,
     )
-    with _phase(phases, "load weights"), contextlib.closing(checkpoint.open_source()) as source:
-        params = load_params(model, source, dtype=config.dtype, progress=progress)
-        if config.linear_backend == "native":
-            params = pack_linear_layers(graphdef, params, progress=progress)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        # Gigabytes of zeros on a CPU, written while the weights are read.
+        allocating = pool.submit(allocate_kv_cache, spec, num_blocks)
+        with _phase(phases, "load weights"), contextlib.closing(checkpoint.open_source()) as source:
+            params = load_params(
+                model,
+                source,
+                dtype=config.dtype,
+                quantization=config.quantization,
+                progress=progress,
+            )
+            if config.linear_backend == "native":
+                params = pack_linear_layers(graphdef, params, progress=progress)
     with _phase(phases, "allocate KV cache"):
-        kv_cache = allocate_kv_cache(spec, num_blocks)
+        kv_cache = allocating.result()
         mover = BlockMover(kv_cache, has_tiers=config.kv_offloading_size > 0)
         tiers = make_tiers(config, mover.transfer, params)
     if jax.default_backend() == "cpu":
@@ -222,12 +242,36 @@ def _load_runner(
         num_groups=len(groups),
         block_mover=mover,
     )
-    table = BucketTable(limits.max_num_seqs, limits.max_num_batched_tokens)
+    table = make_bucket_table(config)
     logger.info("Compiling for %d shapes of a step.", len(table.buckets))
-    with _phase(phases, "compile steps"), persistent_cache(config.compilation_cache_dir):
-        runner.warmup(table, progress=progress)
-        mover.warmup()
+    with _phase(phases, "compile steps"):
+        with no_persistent_cache():
+            runner.warmup(table, store=_executable_store(config, model, groups), progress=progress)
+        with persistent_cache(config.compilation_cache_dir):
+            mover.warmup()
     return runner, tiers
+
+
+def make_bucket_table(config: EngineConfig) -> BucketTable:
+    """Return the shapes of the steps of an engine whose defaults are resolved."""
+    limits = StepLimits.of(config)
+    return BucketTable(
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+        min_rows=1 if config.linear_backend == "native" else MIN_ROWS,
+        is_fine=config.performance_mode == "interactivity",
+    )
+
+
+def _executable_store(
+    config: EngineConfig, model: ModelConfig, groups: tuple[CacheGroup, ...]
+) -> ExecutableStore:
+    """Return the programs of this model and config that earlier starts have compiled."""
+    path = make_cache_directory(config.compilation_cache_dir)
+    return ExecutableStore(
+        path and path / "executables",
+        f"{model} {groups} {config.dtype} {config.attention_backend} {config.linear_backend}",
+    )
 
 
 def _cache_groups(config: EngineConfig, model: ModelConfig) -> tuple[CacheGroup, ...]:
@@ -254,7 +298,7 @@ def _kv_cache_spec(
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         block_size=config.block_size,
-        dtype=config.kv_cache_dtype,
+        dtype=kv_element_type(config.kv_cache_dtype),
     )
 
 
@@ -270,8 +314,8 @@ def resolve_config(
 
     Raises:
       ValueError: if `max_model_len` exceeds what the model was made for, if a step is too small
-        for it although prompts may not be computed in parts, or if native linear layers are asked
-        for and cannot be had.
+        for it although prompts may not be computed in parts, or if native kernels are asked for
+        and cannot be had.
     """
     longest = model.max_position_embeddings
     max_model_len = config.max_model_len or longest
@@ -281,7 +325,8 @@ def resolve_config(
             "for; lower it."
         )
     platform = jax.default_backend()
-    default_seqs, default_tokens = _default_limits(platform)
+    factor = 2 if config.performance_mode == "throughput" else 1
+    default_seqs, default_tokens = (factor * limit for limit in _default_limits(platform))
     max_num_seqs = config.max_num_seqs
     max_num_batched_tokens = config.max_num_batched_tokens
     longest_chunk = 1 if config.enable_chunked_prefill else max_model_len
@@ -296,25 +341,25 @@ def resolve_config(
     if max_num_seqs is None:
         max_num_seqs = min(default_seqs, max_num_batched_tokens)
     dtype = resolve_dtype(config.dtype, model)
-    return dataclasses.replace(
+    threshold = config.long_prefill_token_threshold
+    if config.performance_mode == "interactivity" and config.enable_chunked_prefill:
+        threshold = threshold or max(1, max_num_batched_tokens // _INTERACTIVE_PARTS)
+    kv_cache_dtype = {"auto": dtype, "fp8": "fp8_e4m3"}.get(
+        config.kv_cache_dtype, config.kv_cache_dtype
+    )
+    resolved = dataclasses.replace(
         config,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        long_prefill_token_threshold=threshold,
         dtype=dtype,
-        kv_cache_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
-        attention_backend=resolve_backend(config.attention_backend, platform),
-        linear_backend=resolve_linear_backend(
-            config.linear_backend,
-            platform,
-            dtype,
-            cache_dir=config.native_cache_dir,
-            progress=progress,
-        ),
+        kv_cache_dtype=kv_cache_dtype,
         async_scheduling=(
             platform != "cpu" if config.async_scheduling is None else config.async_scheduling
         ),
     )
+    return choose_backends(resolved, model, platform, progress=progress)
 
 
 def size_kv_cache(spec: KVCacheSpec, config: EngineConfig, model: ModelConfig) -> int:
@@ -338,7 +383,7 @@ def size_kv_cache(spec: KVCacheSpec, config: EngineConfig, model: ModelConfig) -
 
 def weight_bytes(config: EngineConfig, model: ModelConfig) -> int:
     """Return the bytes that the parameters will take."""
-    _, params = abstract_model(model, dtype=config.dtype)
+    _, params = abstract_model(model, dtype=config.dtype, quantization=config.quantization)
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
 

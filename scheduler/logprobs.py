@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from paged.models.tokenizer import Tokenizer
-from paged.scheduler.detokenizer import IncrementalDetokenizer
 from paged.scheduler.output import Logprob, PositionLogprobs, RunnerLogprobs
+from paged.scheduler.text_decoder import TextDecoder
 
 
 class LogprobsBuilder:
@@ -23,9 +23,7 @@ class LogprobsBuilder:
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], num_top: int) -> None:
         self._tokenizer = tokenizer
         self._num_top = num_top
-        self._detokenizer = IncrementalDetokenizer(
-            tokenizer, prompt_token_ids, skip_special_tokens=False
-        )
+        self._decoder = TextDecoder(tokenizer, prompt_token_ids, skip_special_tokens=False)
 
     def build(
         self, token_ids: Sequence[int], logprobs: RunnerLogprobs, row: int
@@ -34,8 +32,7 @@ class LogprobsBuilder:
         return tuple(self._position(token_id, logprobs, row) for token_id in token_ids)
 
     def _position(self, token_id: int, logprobs: RunnerLogprobs, row: int) -> PositionLogprobs:
-        self._detokenizer.update((token_id,))
-        text = self._detokenizer.take_text(finished=False)
+        text = self._decoder.step(token_id)
         position = {token_id: Logprob(float(logprobs.sampled[row]), int(logprobs.ranks[row]), text)}
         for rank in range(self._num_top):
             other = int(logprobs.top_ids[row, rank])

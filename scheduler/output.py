@@ -1,6 +1,6 @@
-"""The messages between scheduler, runner and front ends; frozen and free of arrays' libraries."""
+"""The messages between scheduler, runner and front ends, which nobody changes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,7 +21,7 @@ class FinishReason(Enum):
 
 
 class ScheduledRequest(NamedTuple):
-    """One request's share of a step; a tuple, because 256 of them are made in every step.
+    """One request's share of a step.
 
     Attributes:
       request: the request; its block tables already cover the scheduled tokens.
@@ -48,7 +48,7 @@ class SchedulerOutput:
     were given up at once), `block_copies` give a request its own copy of a block that it shared.
 
     Attributes:
-      scheduled: in batch order.
+      scheduled: in batch order; the scheduler's are columns, `StepRows`.
       num_tokens: sum of the scheduled tokens.
       preempted: requests that lost their blocks in this step.
       restores: staged contents from lower tiers, opaque to the scheduler.
@@ -56,7 +56,7 @@ class SchedulerOutput:
       block_copies: (source, destination) block ids; all are read before any is written.
     """
 
-    scheduled: tuple[ScheduledRequest, ...]
+    scheduled: Sequence[ScheduledRequest]
     num_tokens: int
     preempted: tuple["Request", ...] = ()
     restores: tuple[object, ...] = ()
@@ -113,9 +113,12 @@ type PositionLogprobs = Mapping[int, Logprob]
 """Token id -> `Logprob` for one position; the sampled token comes first in iteration order."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CompletionOutput:
     """One sample of a request; a delta from the engine, the whole from `LLM`.
+
+    Not frozen, as `RequestOutput` is not: both are made for every streamed token, and a frozen
+    dataclass takes four times as long to make.
 
     Attributes:
       index: which of the `n` samples.
@@ -136,7 +139,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestOutput:
     """Outputs of one request: deltas of some samples from the engine, all of them from `LLM`.
 
@@ -146,7 +149,8 @@ class RequestOutput:
       prompt_token_ids: ids of the prompt.
       outputs: one per sample that advanced (engine), or one per sample in order (`LLM`).
       finished: all samples of the request have ended.
-      num_cached_tokens: prompt tokens taken from the prefix cache at first scheduling.
+      num_cached_tokens: prompt tokens taken from the prefix cache at first scheduling, by the
+        sample that was the first to run: the later ones of n find what this one has computed.
     """
 
     request_id: str

@@ -98,3 +98,29 @@ class PartialPrefills:
             return False
         is_long = request.num_tokens > self._threshold
         return not (is_long and most_long is not None and self._num_long >= most_long)
+
+
+def check_limits(
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    enable_chunked_prefill: bool,
+) -> None:
+    """Refuse limits under which some request could never be served.
+
+    Raises: ValueError.
+    """
+    if max_num_seqs < 1:
+        raise ValueError(f"max_num_seqs={max_num_seqs} must be at least 1.")
+    if max_num_batched_tokens < max_num_seqs:
+        raise ValueError(
+            f"max_num_batched_tokens={max_num_batched_tokens} must be at least "
+            f"max_num_seqs={max_num_seqs}, or some running request could never decode."
+        )
+    if not enable_chunked_prefill and max_num_batched_tokens < max_model_len:
+        raise ValueError(
+            f"max_num_batched_tokens={max_num_batched_tokens} must be at least "
+            f"max_model_len={max_model_len} without chunked prefill; raise it, or enable "
+            "chunked prefill."
+        )

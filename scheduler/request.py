@@ -53,14 +53,16 @@ class Request:
 
     Attributes:
       request_id: unique among unfinished requests; sample i of a parent has its own.
-      prompt_token_ids: ids of the prompt.
+      prompt_token_ids: ids of the prompt, which are `num_prompt_tokens`.
       params: sampling parameters, `n` always 1 here.
       max_tokens: most tokens to generate, resolved against `max_model_len`.
       eos_token_id: primary end-of-sequence id, None if it must not stop the request.
       stop_token_ids: further ids that stop it.
+      end_token_ids: all ids that stop it.
       seed: 64-bit seed of the draws, chosen at admission if the caller gave none.
       sampling_row: the sampling parameters as the device reads them, kept after the first use.
       logit_edits: biases and bans, None if there are none.
+      needs_known_tokens: whether its next token cannot be sampled before the last one is known.
       cache_salt: isolates the prefix cache; requests share blocks only under an equal salt.
       lora: name and content digest of the adapter, None for the base model.
       mm_items: multimodal items in the prompt.
@@ -78,6 +80,7 @@ class Request:
       num_published_blocks: leading blocks of the table whose content others can find.
       num_computed_tokens: tokens whose keys and values exist or are scheduled.
       num_in_flight: samples that the device has not returned yet.
+      max_num_tokens: prompt plus output at which it ends, set by the scheduler.
       num_cached_tokens: prefix-cache hit of the first scheduling; -1 before it.
       num_preemptions: times its blocks were taken away.
       finish_reason, stop_reason: set when it ends.
@@ -113,6 +116,7 @@ class Request:
     num_published_blocks: int = 0
     num_computed_tokens: int = 0
     num_in_flight: int = 0
+    max_num_tokens: int = 0
     num_cached_tokens: int = -1
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
@@ -123,20 +127,27 @@ class Request:
     first_token_time: float = 0.0
     last_token_time: float = 0.0
 
+    # Follow from the fields above; kept because every step asks for them.
+    num_prompt_tokens: int = field(init=False)
+    end_token_ids: frozenset[int] = field(init=False)
+    needs_known_tokens: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+        eos = self.eos_token_id
+        self.end_token_ids = self.stop_token_ids if eos is None else self.stop_token_ids | {eos}
+        edits = self.logit_edits
+        self.needs_known_tokens = edits is not None and edits.depends_on_tokens
+
     @property
     def block_ids(self) -> list[int]:
         """The block table of the first cache group, which never drops a block."""
         return self.block_tables[0]
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Length of the prompt."""
-        return len(self.prompt_token_ids)
-
-    @property
     def num_tokens(self) -> int:
         """Prompt plus generated tokens."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
+        return self.num_prompt_tokens + len(self.output_token_ids)
 
     @property
     def is_finished(self) -> bool:
@@ -145,7 +156,7 @@ class Request:
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Return known token ids `start:stop` of prompt and output."""
-        num_prompt = len(self.prompt_token_ids)
+        num_prompt = self.num_prompt_tokens
         prompt = self.prompt_token_ids[start:stop]
         output = self.output_token_ids[max(0, start - num_prompt) : max(0, stop - num_prompt)]
         return [*prompt, *output]

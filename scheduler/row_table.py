@@ -12,8 +12,6 @@ import numpy as np
 from paged.models.packing import SAMPLING_COLUMNS, sampling_row
 from paged.scheduler.request import Request
 
-_NUM_PROMPT_TOKENS = SAMPLING_COLUMNS.index("num_prompt_tokens")
-
 
 class RowTable:
     """Arrays by batch row (mutable); a row holds the request that was last refreshed there.
@@ -30,6 +28,8 @@ class RowTable:
       block_tables: int32 `[num_groups, max_num_seqs, max_blocks_per_seq]`.
       sampling: int32 `[max_num_seqs, len(SAMPLING_COLUMNS)]`, see `sampling_row`.
       wants_logprobs, has_edits: bool `[max_num_seqs]`.
+      is_greedy: bool `[max_num_seqs]`, whether nothing but the logits and this step's edits decides
+        which token is taken, and only the token is wanted.
     """
 
     def __init__(self, max_num_seqs: int, max_blocks_per_seq: int, num_groups: int = 1) -> None:
@@ -37,13 +37,9 @@ class RowTable:
         self.sampling = np.zeros((max_num_seqs, len(SAMPLING_COLUMNS)), np.int32)
         self.wants_logprobs = np.zeros(max_num_seqs, np.bool_)
         self.has_edits = np.zeros(max_num_seqs, np.bool_)
+        self.is_greedy = np.zeros(max_num_seqs, np.bool_)
         self._num_blocks = np.zeros(max_num_seqs, np.int32)  # entries copied, in every group
         self._versions = np.full(max_num_seqs, -1, np.int64)
-
-    @property
-    def num_prompt_tokens(self) -> np.ndarray:
-        """Prompt lengths, int32 `[max_num_seqs]`."""
-        return self.sampling[:, _NUM_PROMPT_TOKENS]
 
     def refresh(
         self, requests: Sequence[Request], rows: np.ndarray, num_blocks: np.ndarray
@@ -56,12 +52,14 @@ class RowTable:
           num_blocks: blocks of each that the step reads or writes, per group.
         """
         versions = np.array([request.table_version for request in requests], np.int64)
-        changed = np.flatnonzero(versions != self._versions[rows])
-        for i in changed.tolist():
-            self._set(rows[i], requests[i])
-        grown = np.flatnonzero(num_blocks > self._num_blocks[rows])
-        for i in grown.tolist():
-            self._append_blocks(rows[i], requests[i])
+        changed = versions != self._versions[rows]
+        if changed.any():
+            for i in np.flatnonzero(changed).tolist():
+                self._set(rows[i], requests[i])
+        grown = num_blocks > self._num_blocks[rows]
+        if grown.any():
+            for i in np.flatnonzero(grown).tolist():
+                self._append_blocks(rows[i], requests[i])
 
     def _set(self, row: int, request: Request) -> None:
         self._versions[row] = request.table_version
@@ -71,13 +69,29 @@ class RowTable:
         self.sampling[row] = request.sampling_row
         self.wants_logprobs[row] = request.params.logprobs is not None
         self.has_edits[row] = request.logit_edits is not None
+        self.is_greedy[row] = _is_greedy(request)
         self._append_blocks(row, request)
 
     def _append_blocks(self, row: int, request: Request) -> None:
-        start = self._num_blocks[row]
+        start = int(self._num_blocks[row])
         for group, table in enumerate(request.block_tables):
-            self.block_tables[group, row, start : len(table)] = table[start:]
-        self._num_blocks[row] = min(len(table) for table in request.block_tables)
+            if len(table) == start + 1:  # a decode's: setting one entry is faster than a slice
+                self.block_tables[group, row, start] = table[start]
+            else:
+                self.block_tables[group, row, start : len(table)] = table[start:]
+        self._num_blocks[row] = min(map(len, request.block_tables))
+
+
+def _is_greedy(request: Request) -> bool:
+    params, edits = request.params, request.logit_edits
+    return (
+        params.temperature <= 0
+        and params.presence_penalty == 0
+        and params.frequency_penalty == 0
+        and params.repetition_penalty == 1
+        and params.logprobs is None
+        and not (edits and edits.only_edits)
+    )
 
 
 def _make_sampling_row(request: Request) -> np.ndarray:

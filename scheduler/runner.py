@@ -1,6 +1,5 @@
-"""`ModelRunner`: parameters, KV cache and one compiled step per bucket; nothing else."""
+"""`ModelRunner`: parameters, KV cache and the compiled programs of a step; nothing else."""
 
-import concurrent.futures
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -8,20 +7,18 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
 from paged.kv_cache import KVCache
 from paged.models.batch import SampledTokens
+from paged.models.executables import ExecutableStore
+from paged.models.forward import split_head
 from paged.models.packing import BatchLayout
-from paged.models.step import Forward, Sample, compile_forward, compile_sample
-from paged.scheduler.batching import build_batch
+from paged.scheduler.batching import Batch, build_batch
 from paged.scheduler.buckets import Bucket, BucketTable
 from paged.scheduler.output import ModelRunnerOutput, RunnerLogprobs, SchedulerOutput
-from paged.scheduler.params import MAX_LOGIT_EDITS, MAX_LOGPROBS
+from paged.scheduler.params import MAX_LOGIT_EDITS
 from paged.scheduler.row_table import RowTable
-
-# XLA compiles without the interpreter lock; more threads than this only add peak memory.
-_COMPILE_THREADS = 2
+from paged.scheduler.step_programs import StepPrograms, compile_programs
 
 
 class BlockMover(Protocol):
@@ -42,25 +39,31 @@ class BlockMover(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """Samples that may still be in the making on the device; None of a step without sequences."""
+    """Samples that may still be in the making on the device.
 
-    samples: SampledTokens | None
+    Attributes:
+      token_ids: int32 `[at least num_scheduled]`; None of a step without sequences.
+      num_scheduled: sequences of the step.
+      logprobs: the samples with their log probabilities, if some sequence wants them.
+    """
+
+    token_ids: jax.Array | None
     num_scheduled: int
-    wants_logprobs: bool
+    logprobs: SampledTokens | None = None
 
     def result(self) -> ModelRunnerOutput:
         """Return the sampled tokens, waiting for them if need be."""
-        if self.samples is None:
+        if self.token_ids is None:
             return ModelRunnerOutput(np.zeros(0, np.int32))
         rows = slice(0, self.num_scheduled)
-        token_ids = np.asarray(self.samples.token_ids)[rows]
-        if not self.wants_logprobs:
+        token_ids = np.asarray(self.token_ids)[rows]
+        if self.logprobs is None:
             return ModelRunnerOutput(token_ids)
         logprobs = RunnerLogprobs(
-            sampled=np.asarray(self.samples.logprobs)[rows],
-            ranks=np.asarray(self.samples.ranks)[rows],
-            top_ids=np.asarray(self.samples.top_ids)[rows],
-            top=np.asarray(self.samples.top_logprobs)[rows],
+            sampled=np.asarray(self.logprobs.logprobs)[rows],
+            ranks=np.asarray(self.logprobs.ranks)[rows],
+            top_ids=np.asarray(self.logprobs.top_ids)[rows],
+            top=np.asarray(self.logprobs.top_logprobs)[rows],
         )
         return ModelRunnerOutput(token_ids, logprobs)
 
@@ -96,6 +99,7 @@ class ModelRunner:
         self._graphdef = graphdef
         self._params = params
         self._leaves = tuple(jax.tree.leaves(params))
+        self._head_params = split_head(graphdef, params)[1]
         self._kv_cache = kv_cache
         self._last_tokens = jnp.zeros(max_num_seqs, jnp.int32)
         self._rows = RowTable(max_num_seqs, max_blocks_per_seq, num_groups)
@@ -103,8 +107,7 @@ class ModelRunner:
         self._block_mover = block_mover
         self._is_host = jax.default_backend() == "cpu"
         self._table: BucketTable | None = None
-        self._forward: dict[Bucket, Forward] = {}
-        self._sample: dict[int, Sample] = {}  # by number of sequences
+        self._programs: StepPrograms | None = None
 
     def layout(self, bucket: Bucket) -> BatchLayout:
         """Return the packed layout of a bucket."""
@@ -118,36 +121,42 @@ class ModelRunner:
             num_groups=num_groups,
         )
 
-    def warmup(self, table: BucketTable, *, progress: bool = True) -> None:
-        """Compile the programs of every bucket, and run the smallest once.
+    @property
+    def programs(self) -> StepPrograms:
+        """The compiled programs, for those who want to look into them.
+
+        Raises:
+          RuntimeError: before `warmup`.
+        """
+        if self._programs is None:
+            raise RuntimeError("Call warmup(table) first: no step is compiled yet.")
+        return self._programs
+
+    def warmup(
+        self, table: BucketTable, *, store: ExecutableStore | None = None, progress: bool = True
+    ) -> None:
+        """Compile the programs of every bucket, or load them, and run the smallest once.
 
         Args:
           table: the buckets; `execute` picks from it.
+          store: where compiled programs are kept; None: nowhere.
           progress: show a bar on standard error.
         """
-        # Largest first, so that the long compilations do not end up alone at the end.
-        buckets = sorted(table.buckets, key=lambda b: b.num_tokens * b.num_seqs, reverse=True)
-        by_num_seqs = {bucket.num_seqs: bucket for bucket in buckets}
-        with (
-            concurrent.futures.ThreadPoolExecutor(_COMPILE_THREADS) as pool,
-            tqdm(
-                total=len(buckets) + len(by_num_seqs),
-                desc="Compiling",
-                unit="program",
-                disable=not progress,
-            ) as bar,
-        ):
-            forward = {b: pool.submit(self._compile_forward, b) for b in buckets}
-            sample = {n: pool.submit(self._compile_sample, b) for n, b in by_num_seqs.items()}
-            pending: list[concurrent.futures.Future[Any]]
-            pending = [*forward.values(), *sample.values()]
-            for done in concurrent.futures.as_completed(pending):
-                done.result()  # an error ends the wait at once
-                bar.update()
-        self._forward = {bucket: future.result() for bucket, future in forward.items()}
-        self._sample = {num_seqs: future.result() for num_seqs, future in sample.items()}
+        self._programs = compile_programs(
+            table,
+            self.layout,
+            self._graphdef,
+            self._params,
+            self._kv_cache,
+            max_num_seqs=self._last_tokens.shape[0],
+            store=store or ExecutableStore(None),
+            progress=progress,
+        )
         self._table = table
-        self._run(table.buckets[0], self.layout(table.buckets[0]).empty())
+        bucket = table.buckets[0]
+        empty = self.layout(bucket).empty()
+        for is_greedy in (False, True):
+            self._run(bucket, Batch(empty, is_greedy, wants_logprobs=False), bucket.num_seqs)
         self._kv_cache.token_ids.block_until_ready()
 
     def execute(self, output: SchedulerOutput) -> DeviceStep:
@@ -162,25 +171,21 @@ class ModelRunner:
         self._move_blocks(output)
         num_seqs = len(output.scheduled)
         if not num_seqs:
-            return DeviceStep(None, 0, False)
+            return DeviceStep(None, 0)
         bucket = self._table.pick(output.num_tokens, num_seqs)
-        layout = self.layout(bucket)
-        packed = build_batch(output, layout, self._rows, self._kv_cache.block_size)
-        samples = self._run(bucket, packed)
-        wants_logprobs = bool(layout.view(packed, "wants_logprobs")[0])
+        batch = build_batch(output, self.layout(bucket), self._rows, self._kv_cache.block_size)
+        token_ids, logprobs = self._run(bucket, batch, num_seqs)
         if not self._is_host:
             # Queued behind the step, so that the tokens are here when somebody asks.
-            for array in jax.tree.leaves(samples) if wants_logprobs else [samples.token_ids]:
+            for array in jax.tree.leaves((token_ids, logprobs)):
                 array.copy_to_host_async()
-        return DeviceStep(samples, num_seqs, wants_logprobs)
+        return DeviceStep(token_ids, num_seqs, logprobs)
 
     def close(self) -> None:
         """Release parameters, KV cache and compiled steps."""
-        self._table = None
-        self._forward.clear()
-        self._sample.clear()
+        self._table = self._programs = None
         self._leaves = ()
-        self._params = None
+        self._params = self._head_params = None
         for array in jax.tree.leaves(self._kv_cache):
             if not array.is_deleted():
                 array.delete()
@@ -200,29 +205,26 @@ class ModelRunner:
         if output.block_copies:
             self._kv_cache = mover.copy(self._kv_cache, output.block_copies)
 
-    def _compile_forward(self, bucket: Bucket) -> Forward:
-        return compile_forward(
-            self._graphdef,
-            self._params,
-            self._kv_cache,
-            self.layout(bucket),
-            max_num_seqs=self._last_tokens.shape[0],
-        )
-
-    def _compile_sample(self, bucket: Bucket) -> Sample:
-        return compile_sample(
-            self._kv_cache,
-            self.layout(bucket),
-            max_num_seqs=self._last_tokens.shape[0],
-            max_logprobs=MAX_LOGPROBS,
-        )
-
-    def _run(self, bucket: Bucket, packed: np.ndarray) -> SampledTokens:
+    def _run(
+        self, bucket: Bucket, batch: Batch, num_seqs: int
+    ) -> tuple[jax.Array, SampledTokens | None]:
+        """Start a step; return its token ids, and its log probabilities if they are wanted."""
+        programs, table = self._programs, self._table
+        assert programs is not None
+        assert table is not None
         # Rebound at once: the donated arrays are gone.
-        logits, rows, self._kv_cache = self._forward[bucket](
-            self._leaves, self._kv_cache, packed, self._last_tokens
+        hidden, rows, self._kv_cache = programs.forward[bucket](
+            self._leaves, self._kv_cache, batch.packed, self._last_tokens
         )
-        samples, self._last_tokens = self._sample[bucket.num_seqs](
-            logits, rows, self._kv_cache.token_ids, self._last_tokens
+        size = table.pick_head(bucket, num_seqs, is_greedy=batch.is_greedy)
+        if size != bucket.num_seqs:
+            hidden, rows = programs.resize[bucket.num_seqs, size](hidden, rows)
+        if batch.is_greedy:
+            token_ids, self._last_tokens = programs.greedy[size](
+                self._head_params, hidden, rows, self._last_tokens
+            )
+            return token_ids, None
+        samples, self._last_tokens = programs.sample[size](
+            self._head_params, hidden, rows, self._kv_cache.token_ids, self._last_tokens
         )
-        return samples
+        return samples.token_ids, samples if batch.wants_logprobs else None

@@ -11,45 +11,23 @@ counts as a token whose value is not known yet (docs/decisions/0018).
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence, Set
-from typing import NamedTuple
 
 from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.errors import CapacityError
 from paged.scheduler.kv_manager import KVManager
 from paged.scheduler.output import FinishReason, ModelRunnerOutput, SchedulerOutput
 from paged.scheduler.pins import PrefixPins
-from paged.scheduler.prefill_limits import PartialPrefills, PrefillLimits
+from paged.scheduler.prefill_limits import PartialPrefills, PrefillLimits, check_limits
 from paged.scheduler.prefix_cache import PrefixHasher
 from paged.scheduler.prefix_stats import PrefixStats
-from paged.scheduler.request import CacheMode, Request, RequestStatus
+from paged.scheduler.request import Request, RequestStatus
 from paged.scheduler.request_book import RequestBook
 from paged.scheduler.request_queue import make_request_queue, urgency
 from paged.scheduler.restoring import Restorer, Tiers
+from paged.scheduler.sample_intake import SampleIntake
 from paged.scheduler.sample_leaders import SampleLeaders
 from paged.scheduler.step_plan import StepPlan
-from paged.scheduler.stop import check_stop
-
-
-class RequestUpdate(NamedTuple):
-    """What one step added to a request; the new tokens are already in its output.
-
-    Attributes:
-      request: the request; a finished one has its `finish_reason` and holds no blocks any more.
-      row: its index in `SchedulerOutput.scheduled`, hence its row of the log probabilities.
-      new_token_ids: tokens sampled in this step.
-      is_first_token: whether they are the request's first.
-      seconds_since_last_token: time since the token before them, 0 if they are the first.
-      finish_reason: why the request ended with them, None if it goes on.
-      stop_reason: the stop token id that ended it, if the caller listed one.
-    """
-
-    request: Request
-    row: int
-    new_token_ids: tuple[int, ...]
-    is_first_token: bool
-    seconds_since_last_token: float
-    finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
+from paged.scheduler.step_rows import StepRows, StepUpdates
 
 
 class Scheduler:
@@ -97,19 +75,12 @@ class Scheduler:
         tiers: Tiers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if max_num_seqs < 1:
-            raise ValueError(f"max_num_seqs={max_num_seqs} must be at least 1.")
-        if max_num_batched_tokens < max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens={max_num_batched_tokens} must be at least "
-                f"max_num_seqs={max_num_seqs}, or some running request could never decode."
-            )
-        if not enable_chunked_prefill and max_num_batched_tokens < max_model_len:
-            raise ValueError(
-                f"max_num_batched_tokens={max_num_batched_tokens} must be at least "
-                f"max_model_len={max_model_len} without chunked prefill; raise it, or enable "
-                "chunked prefill."
-            )
+        check_limits(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            enable_chunked_prefill=enable_chunked_prefill,
+        )
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
@@ -136,6 +107,9 @@ class Scheduler:
         self._leaders = SampleLeaders(is_needed=not pool.enable_caching)
         self._pins = PrefixPins(pool, reserve=self._kv.num_blocks_for(max_model_len), clock=clock)
         self._prefix_stats = PrefixStats()
+        self._intake = SampleIntake(
+            self._kv, pool, self._pins, finish=self.finish, max_model_len=max_model_len
+        )
 
     @property
     def num_running(self) -> int:
@@ -261,9 +235,7 @@ class Scheduler:
             self._check_not_stuck(self._book.waiting.peek())
         return output
 
-    def update(
-        self, output: SchedulerOutput, runner_output: ModelRunnerOutput
-    ) -> list[RequestUpdate]:
+    def update(self, output: SchedulerOutput, runner_output: ModelRunnerOutput) -> StepUpdates:
         """Append the sampled tokens and end the requests that are complete.
 
         Blocks of finished requests are free when this returns. Requests that ended since
@@ -278,14 +250,7 @@ class Scheduler:
                 f"runner_output has {len(token_ids)} rows for {len(output.scheduled)} scheduled "
                 "requests; pass the output of this very step."
             )
-        now = self._clock()
-        updates = []
-        for row, (request, _, _, samples, _) in enumerate(output.scheduled):
-            if samples:
-                request.num_in_flight -= 1
-                if request.status is not RequestStatus.FINISHED:
-                    updates.append(self._append(request, row, token_ids[row], now))
-        return updates
+        return self._intake.take(StepRows.of(output.scheduled), token_ids, self._clock())
 
     def finish(
         self, request: Request, reason: FinishReason, stop_reason: str | int | None = None
@@ -362,41 +327,36 @@ class Scheduler:
 
     def _register(self, request: Request) -> None:
         self._book.register(request)
+        request.max_num_tokens = min(
+            request.num_prompt_tokens + request.max_tokens, self.max_model_len
+        )
         request.queued_time = self._clock()
 
     def _schedule_running(self, step: StepPlan) -> None:
         block_size = self.pool.block_size
         is_plain = self._kv.is_plain
-        for request in list(self._book.running.values()):
-            if step.budget <= 0:
-                return
-            if request.status is not RequestStatus.RUNNING:
-                continue  # lost its blocks to one before it
-            in_flight = request.num_in_flight
-            start = request.num_computed_tokens
-            num_tokens = request.num_tokens + in_flight - start
-            if num_tokens <= 0 or (in_flight and self._must_wait_for_sample(request)):
-                continue
-            if is_plain and num_tokens == 1 and start % block_size and (start + 1) % block_size:
-                # Nearly every decode: inside a block, nothing to allocate and nothing to publish.
-                step.add_decode(request, start, in_flight)
-                continue
-            num_tokens = step.clip(num_tokens)
-            while not self._kv.extend(request, num_tokens):
-                if self._preempt_somebody(step) is request:
-                    break
-            else:
-                step.add(request, num_tokens)
+        running = list(self._book.running.values())
+        index = 0
+        while index < len(running) and step.budget > 0:
+            if is_plain and not step.is_short_of_blocks:
+                index = step.add_decodes(running, index, self._kv, block_size)
+                if index == len(running) or step.budget <= 0:
+                    return
+            self._schedule_one(running[index], step)
+            index += 1
 
-    def _must_wait_for_sample(self, request: Request) -> bool:
-        """Say whether a request with a sample in flight cannot go on before it is known."""
-        num_output = len(request.output_token_ids) + request.num_in_flight
-        if num_output >= request.max_tokens:
-            return True  # that sample is its last
-        if request.num_prompt_tokens + num_output >= self.max_model_len:
-            return True
-        edits = request.logit_edits
-        return edits is not None and edits.depends_on_tokens
+    def _schedule_one(self, request: Request, step: StepPlan) -> None:
+        """Schedule what a running request has left, if it still runs and need not wait."""
+        if request.status is not RequestStatus.RUNNING:
+            return  # lost its blocks to one before it
+        num_tokens = request.num_tokens + request.num_in_flight - request.num_computed_tokens
+        if num_tokens <= 0 or (request.num_in_flight and _must_wait_for_sample(request)):
+            return
+        num_tokens = step.clip(num_tokens)
+        while not self._kv.extend(request, num_tokens):
+            if self._preempt_somebody(step) is request:
+                return
+        step.add(request, num_tokens)
 
     def _preempt_somebody(self, step: StepPlan) -> Request:
         """Take all blocks from the request that can best spare them, and return it."""
@@ -508,27 +468,6 @@ class Scheduler:
         if self.pool.enable_caching:
             self._prefix_stats.count(request, self._restorer.take_media(request))
 
-    def _append(self, request: Request, row: int, token_id: int, now: float) -> RequestUpdate:
-        output_token_ids = request.output_token_ids
-        is_first = not output_token_ids
-        gap = 0.0 if is_first else now - request.last_token_time
-        output_token_ids.append(token_id)
-        request.last_token_time = now
-        if is_first:
-            request.first_token_time = now
-        stop = check_stop(request, self.max_model_len)
-        if request.num_tokens % self.pool.block_size == 0:
-            self._kv.extend_hashes(request)
-        if request.num_computed_tokens // self.pool.block_size > request.num_published_blocks:
-            # A step in flight computes the last token of a block that only now has a name.
-            self._kv.publish(request, request.num_computed_tokens)
-        if is_first and request.cache_mode is CacheMode.PIN:
-            self._pins.add(request)
-        if stop is None:
-            return RequestUpdate(request, row, (token_id,), is_first, gap)
-        self.finish(request, *stop)
-        return RequestUpdate(request, row, (token_id,), is_first, gap, *stop)
-
     def _check_not_stuck(self, head: Request) -> None:
         """Raise if nothing that is under way can ever make room for the head of the queue."""
         if head.num_in_flight or self._restorer.num_loading:
@@ -541,3 +480,10 @@ class Scheduler:
             f"{self.max_model_len} does not fit into the pool, which check_fits must refuse at "
             "start-up, or blocks have leaked."
         )
+
+
+def _must_wait_for_sample(request: Request) -> bool:
+    """Say whether a request with a sample in flight cannot go on before it is known."""
+    num_tokens = request.num_tokens + request.num_in_flight
+    # The first: that sample is its last.
+    return num_tokens >= request.max_num_tokens or request.needs_known_tokens

@@ -1,10 +1,9 @@
 """`StatsBuilder`: collects what happened between two steps into one `StepStats`."""
 
-from collections.abc import Sequence
-
 from paged.scheduler.output import FinishedRequestStats, SchedulerOutput, StepStats
 from paged.scheduler.request import Request
-from paged.scheduler.scheduler import RequestUpdate, Scheduler
+from paged.scheduler.scheduler import Scheduler
+from paged.scheduler.step_rows import StepUpdates
 
 
 class StatsBuilder:
@@ -24,19 +23,21 @@ class StatsBuilder:
         self._itl: list[float] = []
         self._finished = []
 
-    def on_step(self, scheduled: SchedulerOutput, updates: Sequence[RequestUpdate]) -> None:
+    def on_step(self, scheduled: SchedulerOutput, updates: StepUpdates) -> None:
         """Record one executed step and the tokens it gave."""
         self._num_tokens = scheduled.num_tokens
         self._num_preempted = len(scheduled.preempted)
-        for update in updates:
-            request = update.request
-            self._num_generated += len(update.new_token_ids)
-            if update.is_first_token:
-                self._ttft.append(request.first_token_time - request.arrival_time)
-                self._num_prompt += request.num_prompt_tokens
-                self._num_cached += request.num_cached_tokens
-            else:
-                self._itl.append(update.seconds_since_last_token)
+        self._num_generated += len(updates)
+        for index in updates.firsts:
+            request = updates.requests[index]
+            self._ttft.append(request.first_token_time - request.arrival_time)
+            self._num_prompt += request.num_prompt_tokens
+            self._num_cached += request.num_cached_tokens
+        if updates.firsts:
+            has_no_gap = set(updates.firsts)
+            self._itl += [gap for i, gap in enumerate(updates.gaps) if i not in has_no_gap]
+        else:
+            self._itl += updates.gaps
 
     def on_finished(self, request: Request, now: float) -> None:
         """Record the end of a sample at `now` (monotonic seconds)."""

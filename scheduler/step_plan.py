@@ -1,9 +1,12 @@
 """`StepPlan`: what one `schedule` call has decided so far."""
 
+import itertools
 from collections.abc import Sequence
 
+from paged.scheduler.kv_manager import KVManager
 from paged.scheduler.output import ScheduledRequest, SchedulerOutput
 from paged.scheduler.request import Request
+from paged.scheduler.step_rows import StepRows
 
 
 class StepPlan:
@@ -33,8 +36,8 @@ class StepPlan:
         self.preempted: list[Request] = []
         self.is_short_of_blocks = False
         self._request_cap = request_cap
-        self._single: list[ScheduledRequest] = []
-        self._longer: list[ScheduledRequest] = []
+        self._single = StepRows()
+        self._longer = StepRows()
 
     def clip(self, num_tokens: int) -> int:
         """Return how many of these tokens one request may compute in what is left of the step."""
@@ -53,21 +56,57 @@ class StepPlan:
             request.num_in_flight = in_flight + 1
         self.budget -= num_tokens
         rows = self._single if num_tokens == 1 else self._longer
-        rows.append(ScheduledRequest(request, start, num_tokens, samples, end > num_known))
+        rows.append(request, start, num_tokens, samples, end > num_known)
 
-    def add_decode(self, request: Request, start: int, in_flight: int) -> None:
-        """Schedule the one token that a request has left, known or in flight; fast."""
-        request.num_computed_tokens = start + 1
-        request.num_in_flight = in_flight + 1
-        self.budget -= 1
-        self._single.append(ScheduledRequest(request, start, 1, True, in_flight > 0))
+    def add_decodes(
+        self, requests: Sequence[Request], first: int, kv: KVManager, block_size: int
+    ) -> int:
+        """Schedule requests with a single token left, known or in flight; fast.
+
+        Args:
+          requests: running; no window of theirs passes, and no block is shared.
+          first: index of the first one to look at.
+          kv: their block tables.
+          block_size: tokens per block.
+
+        Returns: index of the first request that has to be looked at more closely, because it has
+          more tokens left, has to wait, or finds no free block.
+        """
+        rows = self._single
+        extend = kv.extend
+        add_start, add_in_flight = rows.starts.append, rows.inputs_in_flight.append
+        last_offset = block_size - 1
+        stop = first
+        for request in itertools.islice(requests, first, first + self.budget):
+            in_flight = request.num_in_flight
+            start = request.num_computed_tokens
+            num_tokens = request.num_prompt_tokens + len(request.output_token_ids) + in_flight
+            if (
+                num_tokens != start + 1
+                or num_tokens >= request.max_num_tokens
+                or (in_flight and request.needs_known_tokens)
+                # Inside a block there is nothing to allocate and nothing to publish.
+                or (not 0 < start % block_size < last_offset and not extend(request, 1))
+            ):
+                break
+            request.num_computed_tokens = num_tokens
+            request.num_in_flight = in_flight + 1
+            add_start(start)
+            add_in_flight(in_flight > 0)
+            stop += 1
+        count = stop - first
+        rows.requests += requests[first:stop]
+        rows.counts += [1] * count
+        rows.samples += [True] * count
+        self.budget -= count
+        return stop
 
     def remove(self, request: Request) -> ScheduledRequest | None:
         """Take a request out of the step and give its tokens back; None if it was not in it."""
         for rows in (self._single, self._longer):
-            for index, row in enumerate(rows):
-                if row.request is request:
-                    del rows[index]
+            for index, other in enumerate(rows.requests):
+                if other is request:
+                    row = rows.pop(index)
                     self.budget += row.num_tokens
                     request.num_in_flight -= row.samples
                     return row
@@ -81,10 +120,12 @@ class StepPlan:
         restores: Sequence[object] = (),
     ) -> SchedulerOutput:
         """Return the step as a message: single tokens first, which kernels handle apart."""
-        longer = self._longer
+        rows = self._single
+        if self._longer:
+            rows.extend(self._longer)
         return SchedulerOutput(
-            scheduled=(*self._single, *longer),
-            num_tokens=len(self._single) + sum(row.num_tokens for row in longer),
+            scheduled=rows,
+            num_tokens=sum(rows.counts),
             preempted=tuple(self.preempted),
             block_copies=tuple(block_copies),
             saves=tuple(saves),

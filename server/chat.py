@@ -17,7 +17,7 @@ from paged.server.logprobs import chat_logprobs
 from paged.server.prompts import Prompt, chat_prompt, vocab_size
 from paged.server.protocol import ChatCompletionRequest, decode_body, read_json
 from paged.server.sampling import resolve_max_tokens, sampling_params
-from paged.server.streaming import Chunks, send_events
+from paged.server.streaming import Chunk, Chunks, EventTemplate, send_events
 from paged.server.unsupported import refuse_unsupported
 
 _OBJECT = "chat.completion"
@@ -155,16 +155,37 @@ def _logprobs(
 
 async def _chunks(generation: Generation, request: ChatCompletionRequest) -> Chunks:
     is_first = True
+    templates: dict[int, EventTemplate] = {}
+    says_more = bool(request.return_token_ids or generation.wants_usage_in_chunks)
     async with aclosing(generation.outputs()) as outputs:
         async for _, output in outputs:
-            group = _first_chunks(generation, request) if is_first else []
-            is_first = False
+            group: list[Chunk | bytes] = []
+            if is_first:
+                group += _first_chunks(generation, request)
+                is_first = False
             for delta in output.outputs:
-                group += _delta_chunks(generation, request, delta)
+                if says_more or delta.logprobs or delta.finish_reason:
+                    group += _delta_chunks(generation, request, delta)
+                elif delta.text:
+                    if delta.index not in templates:
+                        templates[delta.index] = _text_template(generation, request, delta.index)
+                    group.append(templates[delta.index].event(delta.text))
             if group:
                 yield group
     if generation.wants_usage_chunk:
         yield [generation.usage_chunk(_CHUNK_OBJECT)]
+
+
+def _text_template(
+    generation: Generation, request: ChatCompletionRequest, index: int
+) -> EventTemplate:
+    """Return the template of the chunks that have a text and nothing else to say."""
+
+    def chunk(text: str) -> Chunk:
+        (of_delta,) = _delta_chunks(generation, request, CompletionOutput(index, text, ()))
+        return of_delta
+
+    return EventTemplate(chunk)
 
 
 def _first_chunks(generation: Generation, request: ChatCompletionRequest) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The `paged` command: `serve`, `chat`, `generate`, `simulate` and `bench`.
+"""The `paged` command: `serve`, `chat`, `generate`, `simulate`, `bench` and `build-native`.
 
 Parsing needs neither JAX nor aiohttp, so that `paged --help` answers at once; each command imports
 what it needs when it runs. The files `cli*.py` are the only ones that read the environment.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from paged._version import __version__
 from paged.scheduler.buckets import FEW_SEQS
 from paged.server.cli_bench_options import add_bench_commands
-from paged.server.cli_engine_options import add_engine_options
+from paged.server.cli_engine_options import add_engine_options, add_native_cache_option
 from paged.server.cli_errors import UserError
 from paged.server.cli_options import (
     HelpFormatter,
@@ -43,6 +43,7 @@ _COMMANDS = {
     "generate": "paged.server.cli_generate",
     "simulate": "paged.server.cli_simulate",
     "bench": "paged.server.cli_bench",
+    "build-native": "paged.server.cli_build_native",
 }
 
 
@@ -122,6 +123,16 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_bench_commands(bench)
+
+    build_native = commands.add_parser(
+        "build-native",
+        help="compile the C++ kernels for a CPU ahead of the first start",
+        description="Compile the C++ kernels that a CPU uses, or find them compiled; print where "
+        "they are and which instructions this CPU runs. Needs a C++ compiler.",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    add_native_cache_option(build_native)
     return parser
 
 

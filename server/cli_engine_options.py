@@ -8,6 +8,8 @@ from paged.scheduler.config import (
     DTYPES,
     KV_CACHE_DTYPES,
     LINEAR_BACKENDS,
+    PERFORMANCE_MODES,
+    QUANTIZATIONS,
     EngineConfig,
 )
 from paged.scheduler.eviction.policies import POLICIES
@@ -52,6 +54,17 @@ def add_engine_options(
     )
 
 
+def add_native_cache_option(parser: argparse._ActionsContainer) -> None:
+    """Add where the C++ kernels are kept."""
+    parser.add_argument(
+        "--native-cache-dir",
+        type=pathlib.Path,
+        metavar="DIR",
+        help="folder of compiled C++ kernels (default: $PAGED_CACHE_DIR/native, else "
+        "~/.cache/paged/native)",
+    )
+
+
 def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("--revision", help="branch, tag or commit on the Hub (default: main)")
@@ -62,17 +75,24 @@ def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) 
         "--dtype", choices=DTYPES, default=defaults.dtype, help="type of weights and activations"
     )
     group.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        default=defaults.quantization,
+        help="int8: keep the weights of linear layers and of the head in 8 bits (default: as they "
+        "are)",
+    )
+    group.add_argument(
         "--attention-backend",
         choices=ATTENTION_BACKENDS,
         default=defaults.attention_backend,
-        help="implementation of attention; a name is that one or an error",
+        help="implementation of attention; native: C++ kernels for a CPU, compiled on first use; a "
+        "name is that one or an error",
     )
     group.add_argument(
         "--linear-backend",
         choices=LINEAR_BACKENDS,
         default=defaults.linear_backend,
-        help="implementation of matrix products; native: C++ kernels for a CPU, compiled on first "
-        "use; a name is that one or an error",
+        help="implementation of matrix products; as --attention-backend",
     )
     group.add_argument(
         "--generation-config",
@@ -95,13 +115,7 @@ def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) 
         default=True,
         help="keep compiled programs for the next start",
     )
-    group.add_argument(
-        "--native-cache-dir",
-        type=pathlib.Path,
-        metavar="DIR",
-        help="folder of compiled C++ kernels (default: $PAGED_CACHE_DIR/native, else "
-        "~/.cache/paged/native)",
-    )
+    add_native_cache_option(group)
 
 
 def _add_memory_options(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:
@@ -207,6 +221,13 @@ def _add_scheduling_options(
         type=size,
         metavar="TOKENS",
         help="most tokens computed in one step (default: by device)",
+    )
+    group.add_argument(
+        "--performance-mode",
+        choices=PERFORMANCE_MODES,
+        default=defaults.performance_mode,
+        help="throughput: twice the default of each of the two limits above that is not set; "
+        "interactivity: steadier and shorter steps, for more programs to compile",
     )
     group.add_argument(
         "--max-num-queued-reqs",

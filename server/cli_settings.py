@@ -20,6 +20,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
+        performance_mode=args.performance_mode,
         block_size=args.block_size,
         gpu_memory_utilization=args.gpu_memory_utilization,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
@@ -27,6 +28,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         enable_prefix_caching=args.enable_prefix_caching,
         kv_cache_dtype=args.kv_cache_dtype,
         dtype=args.dtype,
+        quantization=args.quantization,
         seed=args.seed,
         attention_backend=args.attention_backend,
         linear_backend=args.linear_backend,
@@ -45,8 +47,13 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         disable_hybrid_kv_cache_manager=args.disable_hybrid_kv_cache_manager,
         generation_config=args.generation_config,
         compilation_cache_dir=_compilation_cache_dir(args),
-        native_cache_dir=str((args.native_cache_dir or _cache_root() / "native").expanduser()),
+        native_cache_dir=native_cache_dir(args),
     )
+
+
+def native_cache_dir(args: argparse.Namespace) -> str:
+    """Return the folder of the C++ kernels."""
+    return str((args.native_cache_dir or _cache_root() / "native").expanduser())
 
 
 def server_settings(args: argparse.Namespace) -> ServerSettings:

@@ -1,5 +1,6 @@
 """POST /v1/completions."""
 
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -15,7 +16,7 @@ from paged.server.logprobs import CompletionLogprobs
 from paged.server.prompts import Prompt, completion_prompts, vocab_size
 from paged.server.protocol import CompletionRequest, decode_body, read_json
 from paged.server.sampling import resolve_max_tokens, sampling_params
-from paged.server.streaming import Chunks, send_events
+from paged.server.streaming import Chunk, Chunks, EventTemplate, send_events
 from paged.server.unsupported import refuse_unsupported
 
 _OBJECT = "text_completion"
@@ -127,7 +128,7 @@ async def _chunks(generation: Generation, request: CompletionRequest) -> Chunks:
     streams: dict[int, _ChoiceStream] = {}
     async with aclosing(generation.outputs()) as outputs:
         async for prompt_index, output in outputs:
-            group = []
+            group: list[Chunk | bytes] = []
             for delta in output.outputs:
                 index = prompt_index * generation.num_samples + delta.index
                 if index not in streams:
@@ -151,10 +152,19 @@ class _ChoiceStream:
         self._index = index
         self._prompt: Prompt | None = prompt  # until it has been sent
         self._logprobs = CompletionLogprobs(as_token_ids=bool(request.return_tokens_as_token_ids))
+        # Of the chunks that have a text and nothing else to say; made when one is needed.
+        self._template: EventTemplate | None = None
+        self._says_more = bool(request.return_token_ids or generation.wants_usage_in_chunks)
 
-    def chunks(self, delta: CompletionOutput) -> list[dict[str, Any]]:
+    def chunks(self, delta: CompletionOutput) -> list[Chunk | bytes]:
         """Return the chunk of a delta; none if there is nothing to say yet."""
         generation, request = self._generation, self._request
+        if self._prompt is None and not (self._says_more or delta.logprobs or delta.finish_reason):
+            if not delta.text:
+                return []
+            if self._template is None:
+                self._template = EventTemplate(lambda text: self._chunk(text=text))
+            return [self._template.event(delta.text)]
         text, prompt_token_ids = delta.text, None
         if self._prompt is not None:
             text = _echo(generation, request, self._prompt) + text
@@ -167,18 +177,37 @@ class _ChoiceStream:
         if not (text or logprobs or token_ids or delta.finish_reason):
             return []
         self._prompt = None
-        choice = {
-            "index": self._index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": delta.finish_reason,
-            "stop_reason": delta.stop_reason,
-            "prompt_token_ids": prompt_token_ids,
-            "token_ids": token_ids,
-        }
-        chunk = {**generation.envelope(_OBJECT), "choices": [choice]}
+        chunk = self._chunk(
+            text=text,
+            logprobs=logprobs,
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            prompt_token_ids=prompt_token_ids,
+            token_ids=token_ids,
+        )
         if generation.wants_usage_in_chunks:
             chunk["usage"] = generation.usage.body()
         if delta.finish_reason and not generation.wants_usage_chunk:
             chunk["system_fingerprint"] = generation.context.fingerprint
         return [chunk]
+
+    def _chunk(
+        self,
+        *,
+        text: str,
+        logprobs: Chunk | None = None,
+        finish_reason: str | None = None,
+        stop_reason: str | int | None = None,
+        prompt_token_ids: Sequence[int] | None = None,
+        token_ids: Sequence[int] | None = None,
+    ) -> Chunk:
+        choice = {
+            "index": self._index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+            "prompt_token_ids": prompt_token_ids,
+            "token_ids": token_ids,
+        }
+        return {**self._generation.envelope(_OBJECT), "choices": [choice]}

@@ -35,21 +35,27 @@ class Usage:
 
     def __init__(self, prompts: Sequence[Prompt]) -> None:
         self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-        self._num_completion_tokens = 0
+        self._lengths: Counter[tuple[int, int]] = Counter()
         self._num_cached_tokens: dict[int, int] = {}
 
     def add(self, prompt_index: int, output: RequestOutput) -> None:
         """Count one output of the engine."""
-        # Of the first sample to report: the later ones of n find what this one has computed.
-        self._num_cached_tokens.setdefault(prompt_index, output.num_cached_tokens)
-        self._num_completion_tokens += sum(len(sample.token_ids) for sample in output.outputs)
+        self._num_cached_tokens[prompt_index] = output.num_cached_tokens
+        for sample in output.outputs:
+            self._lengths[prompt_index, sample.index] += len(sample.token_ids)
+
+    def longest_sample(self, prompt_index: int) -> int:
+        """Return how many tokens the longest sample of a prompt has."""
+        lengths = (length for (index, _), length in self._lengths.items() if index == prompt_index)
+        return max(lengths, default=0)
 
     def body(self) -> dict[str, Any]:
         """Return the `usage` object; cached tokens are reported even if there are none."""
+        num_completion_tokens = self._lengths.total()
         return {
             "prompt_tokens": self._num_prompt_tokens,
-            "total_tokens": self._num_prompt_tokens + self._num_completion_tokens,
-            "completion_tokens": self._num_completion_tokens,
+            "total_tokens": self._num_prompt_tokens + num_completion_tokens,
+            "completion_tokens": num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._num_cached_tokens.values())},
         }
 
@@ -151,15 +157,28 @@ class Generation:
         """
         runs = [self._run(index) for index in range(len(self.prompts))]
         try:
-            async with aclosing(runs[0] if len(runs) == 1 else _merged(runs)) as outputs:
-                async for index, output in outputs:
-                    self.usage.add(index, output)
-                    if any(sample.finish_reason == "error" for sample in output.outputs):
-                        raise ApiError("The engine could not finish this request.", status=500)
-                    yield index, output
+            if len(runs) == 1:  # one generator less between the engine and every token
+                async with aclosing(runs[0]) as single:
+                    async for output in single:
+                        self._count(0, output)
+                        yield 0, output
+            else:
+                async with aclosing(_merged(runs)) as merged:
+                    async for index, output in merged:
+                        self._count(index, output)
+                        yield index, output
         except QueueFullError:
             self.context.metrics.count_rejection()
             raise
+
+    def _count(self, index: int, output: RequestOutput) -> None:
+        """Count an output; raise ApiError if the engine gave a sample up."""
+        self.usage.add(index, output)
+        for sample in output.outputs:
+            if sample.finish_reason == "error":
+                raise ApiError("The engine could not finish this request.", status=500)
+        if output.finished and self.params[index] is not None:
+            self.context.metrics.observe_longest_sample(self.usage.longest_sample(index))
 
     async def choices(self) -> list[Choice]:
         """Run to the end and return all choices, those of the first prompt first."""
@@ -170,14 +189,13 @@ class Generation:
                     choices[index * self.num_samples + delta.index].add(delta)
         return choices
 
-    async def _run(self, index: int) -> Outputs:
+    def _run(self, index: int) -> AsyncGenerator[RequestOutput]:
         prompt, params = self.prompts[index], self.params[index]
         # Clients may repeat an id, the engine's must be unique.
         request_id = f"{self.response_id}-{index}-{uuid.uuid4().hex[:8]}"
         if params is None:
-            yield index, _nothing_generated(request_id, prompt, self.num_samples)
-            return
-        iterator = self.context.engine.generate(
+            return _nothing_generated(request_id, prompt, self.num_samples)
+        return self.context.engine.generate(
             prompt.token_ids,
             params,
             request_id=request_id,
@@ -185,33 +203,26 @@ class Generation:
             cache_salt=self.handling.cache_salt,
             cache_mode=self.handling.cache_mode,
             priority=self.handling.priority,
+            stream=bool(self.request.stream),
         )
-        lengths: Counter[int] = Counter()
-        async with aclosing(iterator) as outputs:
-            async for output in outputs:
-                for delta in output.outputs:
-                    lengths[delta.index] += len(delta.token_ids)
-                if output.finished:
-                    self.context.metrics.observe_longest_sample(max(lengths.values(), default=0))
-                yield index, output
 
 
-async def _merged(runs: Sequence[Outputs]) -> Outputs:
+async def _merged(runs: Sequence[AsyncGenerator[RequestOutput]]) -> Outputs:
     """Yield from several generators as they come; the first error ends them all."""
     # One item per run: a consumer that waits on a slow client makes the runs wait, too.
     ready: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue(len(runs))
 
-    async def pump(run: Outputs) -> None:
+    async def pump(index: int, run: AsyncGenerator[RequestOutput]) -> None:
         try:
             async with aclosing(run):
-                async for item in run:
-                    await ready.put(item)
+                async for output in run:
+                    await ready.put((index, output))
         except Exception as error:
             await ready.put(error)
         else:
             await ready.put(None)
 
-    tasks = [asyncio.create_task(pump(run)) for run in runs]
+    tasks = [asyncio.create_task(pump(index, run)) for index, run in enumerate(runs)]
     num_running = len(tasks)
     try:
         while num_running:
@@ -228,13 +239,15 @@ async def _merged(runs: Sequence[Outputs]) -> Outputs:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _nothing_generated(request_id: str, prompt: Prompt, num_samples: int) -> RequestOutput:
-    """Return what the engine would say about a request for no tokens at all."""
+async def _nothing_generated(
+    request_id: str, prompt: Prompt, num_samples: int
+) -> AsyncGenerator[RequestOutput]:
+    """Yield what the engine would say about a request for no tokens at all."""
     samples = tuple(
         CompletionOutput(index=index, text="", token_ids=(), finish_reason="length")
         for index in range(num_samples)
     )
-    return RequestOutput(
+    yield RequestOutput(
         request_id=request_id,
         prompt=prompt.text,
         prompt_token_ids=tuple(prompt.token_ids),

@@ -18,6 +18,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from paged.scheduler.output import FinishedRequestStats, StepStats
+from paged.server.batch_histogram import BatchHistogram
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -104,8 +105,7 @@ class EngineMetrics:
             self._step_tokens.observe(stats.num_tokens)
         for seconds in stats.ttft_seconds:
             self._ttft.observe(seconds)
-        for seconds in stats.itl_seconds:
-            self._itl.observe(seconds)
+        self._itl.observe_all(stats.itl_seconds)
         for finished in stats.finished:
             self._observe_finished(finished)
 
@@ -197,8 +197,12 @@ class EngineMetrics:
         self._ttft = self._histogram(
             "time_to_first_token_seconds", "Arrival to first token.", _TTFT_SECONDS
         )
-        self._itl = self._histogram(
-            "inter_token_latency_seconds", "Gap between two tokens of a request.", _TOKEN_SECONDS
+        self._itl = BatchHistogram(
+            "vllm:inter_token_latency_seconds",
+            "Gap between two tokens of a request.",
+            dict(zip(_LABELS, (self._model_name, _ENGINE), strict=True)),
+            buckets=_TOKEN_SECONDS,
+            registry=self._registry,
         )
 
     def _define_request_metrics(self, lengths: Sequence[int]) -> None:

@@ -23,6 +23,7 @@ LOOKS_UP = "paged/__init__.py"
 REACHES_DOWN = {
     "admission",  # tokenizes bad words
     "async_engine",  # exposes the checkpoint and its tokenizer to the server
+    "backend_choice",  # asks backends what they support, and loads the kernels
     "batching",  # fills the batch types
     "capacity",  # asks KVCacheSpec for bytes
     "engine",  # holds the tokenizer and the runner
@@ -33,7 +34,9 @@ REACHES_DOWN = {
     "roofline",  # asks KVCacheSpec and ModelConfig for sizes
     "row_table",  # asks for sampling parameters as the device reads them
     "offloading",  # makes what moves blocks on the device
+    "output_processor",  # hands the tokenizer to what decodes
     "runner",  # calls the compiled steps
+    "step_programs",  # compiles them
     "transfer",  # copies blocks of the cache
 }
 USES_JAX = {"loading", "runner", "transfer"}
@@ -44,6 +47,7 @@ HTTP = {"aiohttp", "prometheus_client"}
 
 # Where the environment may be read, besides server/cli*.py.
 READS_ENVIRONMENT: dict[str, str] = {
+    "models/executables.py": "XLA_FLAGS is part of what a compiled program is made from",
     "paged/gpu/mosaic_dump.py": "sets what makes Mosaic's compiler show its code, and puts it back",
 }
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import jaxtyping
 import pytest
 
-from paged.models.rope import apply_rope
+from paged.models.config import RopeConfig
+from paged.models.rope import rope_cos_sin
 
 TESTS = pathlib.Path(__file__).parent
 
@@ -61,6 +62,5 @@ def test_missing_tool_fails_only_in_ci(ci: str | None, expected: set[str], tmp_p
 
 
 def test_axis_annotations_are_checked_under_pytest():
-    x, cos = jnp.zeros([3, 2, 8]), jnp.zeros([4, 4])
     with pytest.raises(jaxtyping.TypeCheckError, match="num_tokens"):
-        apply_rope(x, cos, cos)
+        rope_cos_sin(jnp.zeros([3, 2], jnp.int32), RopeConfig("default", 1e4), 8)

@@ -47,11 +47,7 @@ class Kernel:
         Names to look for: HMMA, HGMMA and UTCHMMA are the tensor cores' products up to sm_80, on
         sm_90 and on sm_100; LDGSTS is an asynchronous copy into shared memory, UTMALDG one by TMA.
         """
-        with tempfile.TemporaryDirectory() as folder:
-            _, binary = _assemble(self.ptx, self.arch, pathlib.Path(folder))
-            tool = find_tool("cuobjdump")
-            # It looks for nvdisasm on PATH.
-            return _run(tool, "-sass", str(binary), path=str(pathlib.Path(tool).parent))
+        return _machine_code(self.ptx, self.arch)
 
     def count(self, instruction: str) -> int:
         """Return how often an instruction stands in the machine code, whatever its modifiers."""
@@ -114,6 +110,15 @@ def find_tool(name: str) -> str:
     if found is None:
         raise FileNotFoundError(f"{name} is neither on PATH nor in an installed triton")
     return found
+
+
+@functools.cache
+def _machine_code(ptx: str, arch: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        _, binary = _assemble(ptx, arch, pathlib.Path(folder))
+        tool = find_tool("cuobjdump")
+        # It looks for nvdisasm on PATH.
+        return _run(tool, "-sass", str(binary), path=str(pathlib.Path(tool).parent))
 
 
 def _assemble(ptx: str, arch: str, folder: pathlib.Path) -> tuple[str, pathlib.Path]:

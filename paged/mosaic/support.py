@@ -2,11 +2,13 @@
 
 import re
 
-from jax import Array
+from paged.attention_call import AttentionCall
 
 HEAD_DIMS = (64, 128, 256)
 BLOCK_SIZES = (16, 32, 64, 128)
 DTYPES = ("bfloat16", "float16")
+# What the Triton backend takes, which serves decodes.
+MAX_GROUP = 64
 
 # Releases of ptxas that miscompile masked loops of wgmma, per the check in JAX's own kernel
 # (jax/experimental/pallas/ops/gpu/attention_mgpu.py): from 12.8 on, before 12.9.1, build 12.9.86.
@@ -14,36 +16,19 @@ _FIRST_BAD: tuple[int, ...] = (12, 8)
 _FIRST_GOOD: tuple[int, ...] = (12, 9, 86)
 
 
-def unsupported(q: Array, kv_cache: Array) -> str | None:
-    """Return why the kernel cannot take these arguments, or None if it can."""
-    return first_reason(
-        num_q_heads=q.shape[1],
-        num_kv_heads=kv_cache.shape[2],
-        head_dim=q.shape[2],
-        block_size=kv_cache.shape[3],
-        q_dtype=str(q.dtype),
-        kv_cache_dtype=str(kv_cache.dtype),
-    )
-
-
-def first_reason(
-    *,
-    num_q_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    q_dtype: str,
-    kv_cache_dtype: str,
-) -> str | None:
-    """Return the same for shapes and names of dtypes."""
-    if head_dim not in HEAD_DIMS:
-        return f"head_dim={head_dim} is none of {_listed(HEAD_DIMS)}"
-    if block_size not in BLOCK_SIZES:
-        return f"block_size={block_size} is none of {_listed(BLOCK_SIZES)}"
-    if q_dtype not in DTYPES:
-        return f"q is {q_dtype}, none of {_listed(DTYPES)}"
-    if kv_cache_dtype != q_dtype:
-        return f"the cache is {kv_cache_dtype}, not {q_dtype} like q"
+def unsupported(call: AttentionCall) -> str | None:
+    """Return why the kernel cannot serve a call, or None if it can."""
+    group = call.num_q_heads // call.num_kv_heads
+    if call.head_dim not in HEAD_DIMS:
+        return f"head_dim={call.head_dim} is none of {_listed(HEAD_DIMS)}"
+    if call.block_size not in BLOCK_SIZES:
+        return f"block_size={call.block_size} is none of {_listed(BLOCK_SIZES)}"
+    if group > MAX_GROUP:
+        return f"{group} q heads share a kv head, more than {MAX_GROUP}"
+    if call.q_dtype not in DTYPES:
+        return f"q is {call.q_dtype}, none of {_listed(DTYPES)}"
+    if call.kv_cache_dtype != call.q_dtype:
+        return f"the cache is {call.kv_cache_dtype}, not {call.q_dtype} like q"
     return None
 
 

@@ -27,11 +27,12 @@ SOURCES = pathlib.Path(__file__).parent / "cpp"
 
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=fast", "-Wall", "-Wextra", "-Wno-psabi")
-_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16")
-# Further flags of single files, on x86-64; only code behind a test of the CPU may be in them.
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mavx512vbmi")
+# Further flags by the end of a file's name, on x86-64; only code behind a test of the CPU may be in
+# such files.
 _X86_FLAGS = {
-    "linear_avx2.cc": ("-mavx2", "-mfma"),
-    "linear_avx512_bf16.cc": ("-mavx2", "-mfma", *_AVX512),
+    "_avx2.cc": ("-mavx2", "-mfma"),
+    "_avx512_bf16.cc": ("-mavx2", "-mfma", *_AVX512),
 }
 
 
@@ -83,7 +84,8 @@ def find_compiler() -> str:
 def flags_of(source: str) -> tuple[str, ...]:
     """Return the compiler's flags for one of the sources, by its file name."""
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return (*_FLAGS, *(_X86_FLAGS.get(source, ()) if is_x86 else ()))
+    further = next((flags for end, flags in _X86_FLAGS.items() if source.endswith(end)), ())
+    return (*_FLAGS, *(further if is_x86 else ()))
 
 
 def _digest_of_inputs(compiler: str) -> str:

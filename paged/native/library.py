@@ -9,13 +9,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paged.native import attention, kv_write, linear
 from paged.native.build import BuildError, build_library
-from paged.native.linear import DTYPES, TARGET, pack, packed_linear
+from paged.native.linear import DTYPES, PackedWeight, pack, packed_linear
+from paged.native.self_test import attention_failure
 
 logger = logging.getLogger(__name__)
 
 LEVELS = ("portable", "avx2", "avx512_bf16")
 """Instruction sets that the kernels are compiled for, from the least to the best."""
+
+# Names that XLA knows the handlers by, which are also the names of the library's symbols.
+_TARGETS = (
+    linear.TARGET,
+    linear.BEST_TARGET,
+    attention.TARGET,
+    kv_write.WRITE_TARGET,
+    kv_write.ROTATE_TARGET,
+)
 
 _lock = threading.Lock()
 _loaded: ctypes.CDLL | None = None
@@ -90,6 +101,13 @@ def load_library(cache_dir: str | pathlib.Path, *, progress: bool = False) -> st
         return failure
 
 
+def not_loaded() -> str | None:
+    """Return why the kernels cannot be called at the moment, or None if they can."""
+    if _loaded is None:
+        return "its kernels are not loaded; call paged.native.library.load_library() first"
+    return None
+
+
 def best_level() -> int:
     """Return the index in `LEVELS` of the best instruction set of this CPU.
 
@@ -102,24 +120,38 @@ def best_level() -> int:
 
 
 def self_test() -> str | None:
-    """Return how the kernels differ from numpy on a small product, or None if they do not."""
+    """Return how the kernels differ from numpy on small arrays, or None if they do not."""
     rng = np.random.default_rng(0)
-    for dtype, tolerance in (("float32", 1e-4), ("bfloat16", 5e-2)):
+    for dtype, weight_dtype, tolerance in (
+        ("float32", "float32", 1e-4),
+        ("bfloat16", "bfloat16", 5e-2),
+        ("bfloat16", "int8", 5e-2),
+    ):
         x = np.asarray(jnp.asarray(rng.standard_normal((7, 67)), dtype))
-        weight = np.asarray(jnp.asarray(rng.standard_normal((70, 67)), dtype))
-        expected = x.astype(np.float64) @ weight.astype(np.float64).T
+        # Of int8 all values but -128, which is none.
+        is_int8, scale = weight_dtype == "int8", 1 / 64
+        numbers = rng.integers(-127, 128, (70, 67)) * (1.0 if is_int8 else scale)
+        weight = np.asarray(jnp.asarray(numbers, weight_dtype))
+        scales = np.full(70, scale, np.float32) if is_int8 else None
+        expected = x.astype(np.float64) @ weight.astype(np.float64).T * (scale if is_int8 else 1)
         try:
-            y = packed_linear(x, pack(weight), num_outputs=70, out_dtype="float32")
+            packed = PackedWeight(pack(weight), 70, scales)
+            (y,) = packed_linear(x, [packed], out_dtype="float32")
             error = float(np.abs(np.asarray(y) - expected).max())
         except jax.errors.JaxRuntimeError as failure:
             return f"the self-test failed: {failure}"
         if not error <= tolerance:
-            return f"the self-test failed: {dtype} products are off by {error:.3g}"
-    return None
+            return f"the self-test failed: {weight_dtype} products are off by {error:.3g}"
+    try:
+        reason = attention_failure()
+    except jax.errors.JaxRuntimeError as failure:
+        reason = str(failure)
+    return reason and f"the self-test failed: {reason}"
 
 
 def _register(path: pathlib.Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
-    capsule = jax.ffi.pycapsule(library.paged_linear)  # type: ignore[no-untyped-call]
-    jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
+    for target in _TARGETS:
+        capsule = jax.ffi.pycapsule(getattr(library, target))  # type: ignore[no-untyped-call]
+        jax.ffi.register_ffi_target(target, capsule, platform="cpu")
     return library

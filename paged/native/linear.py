@@ -1,10 +1,13 @@
-"""Linear layers on packed weights: the layout, and the call of the kernel.
+"""Linear layers on packed weights: the layout, and the calls of the kernels.
 
 A weight `[N, K]` is packed once into `[ceil(N / 64), steps, 64, elements]`, 64 outputs side by side
 for each step along K, so that a product reads it once and in order. A step is 32 bit of each
-output: one float32, or two bfloat16, which is what the dot product of AVX512-BF16 takes. N and K
-are padded with zeros.
+output: one float32, two bfloat16, which is what the dot product of AVX512-BF16 takes, or four int8.
+N and K are padded with zeros.
 """
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,22 +16,55 @@ import numpy as np
 from jax import Array
 
 TARGET = "paged_linear"
-"""Name under which XLA knows the kernel."""
+"""Name under which XLA knows the kernel of linear layers."""
+
+BEST_TARGET = "paged_linear_best"
+"""Name under which XLA knows the kernel that keeps the best output only."""
 
 TILE = 64
 """Outputs side by side in a packed weight."""
 
 DTYPES = ("bfloat16", "float32")
-"""Element types that the kernel has; x and the weight must have the same."""
+"""Element types that the kernels compute in; a weight has the same, or int8."""
 
-_ELEMENTS = {np.dtype(ml_dtypes.bfloat16): 2, np.dtype(np.float32): 1}
+ACTIVATIONS = ("silu", "gelu_tanh")
+"""What a gate may go through."""
+
+_ELEMENTS = {
+    np.dtype(ml_dtypes.bfloat16): 2,
+    np.dtype(np.float32): 1,
+    np.dtype(np.int8): 4,
+}
+
+
+class PackedWeight(NamedTuple):
+    """A packed weight and what belongs to it.
+
+    Attributes:
+      words: the weight, see `pack`.
+      num_outputs: N, without padding.
+      scales: float32 `[num_outputs]`, what an int8 weight is multiplied by; None for other types.
+      bias: `[num_outputs]`, of the input's type, or None.
+    """
+
+    words: Array | np.ndarray
+    num_outputs: int
+    scales: Array | np.ndarray | None = None
+    bias: Array | np.ndarray | None = None
+
+
+class PackedNorm(NamedTuple):
+    """RMSNorm of the input: its weight `[K]`, of the input's type, and what keeps it from 1 / 0."""
+
+    weight: Array | np.ndarray
+    epsilon: float
 
 
 def packed_shape(num_outputs: int, num_inputs: int, dtype: np.dtype) -> tuple[int, int, int, int]:
     """Return the packed shape of a weight `[num_outputs, num_inputs]`.
 
     Raises:
-      ValueError: for an element type that the kernel does not have.
+      ValueError: for an element type that the kernels do not have.
     """
     elements = _ELEMENTS.get(dtype)
     if elements is None:
@@ -36,8 +72,12 @@ def packed_shape(num_outputs: int, num_inputs: int, dtype: np.dtype) -> tuple[in
     return -(-num_outputs // TILE), -(-num_inputs // elements), TILE, elements
 
 
-def pack(weight: np.ndarray) -> np.ndarray:
-    """Return a weight `[N, K]` in the packed layout, in memory of its own.
+def pack(weight: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Return a weight `[N, K]` in the packed layout.
+
+    Args:
+      weight: the weight.
+      out: where to put it, of the packed shape and the weight's type; None takes new memory.
 
     Raises:
       ValueError: for an element type that the kernel does not have.
@@ -45,7 +85,8 @@ def pack(weight: np.ndarray) -> np.ndarray:
     num_outputs, num_inputs = weight.shape
     shape = packed_shape(num_outputs, num_inputs, weight.dtype)
     tiles, steps, _, elements = shape
-    packed = np.empty(shape, weight.dtype)
+    packed = np.empty(shape, weight.dtype) if out is None else out
+    assert (packed.shape, packed.dtype) == (shape, weight.dtype)
     # As 32-bit words, which numpy moves in one piece.
     words = packed.view(np.uint32).reshape(tiles, steps, TILE)
     if (num_outputs, num_inputs) != (tiles * TILE, steps * elements):
@@ -65,29 +106,98 @@ def is_packed(weight: Array) -> bool:
 
 def packed_linear(
     x: Array | np.ndarray,
-    packed: Array | np.ndarray,
-    bias: Array | None = None,
+    weights: Sequence[PackedWeight],
     *,
-    num_outputs: int,
+    norm: PackedNorm | None = None,
+    activation: str | None = None,
+    residual: Array | np.ndarray | None = None,
     out_dtype: str | np.dtype | None = None,
     level: int = -1,
-) -> Array:
-    """Return `x @ weight.T + bias`, accumulated in float32; needs `load_library`.
+) -> tuple[Array, ...]:
+    """Return `norm(x) @ weight.T + bias` for each weight, in one call; needs `load_library`.
+
+    Sums are float32, and what follows them is computed in float32 before the result is rounded.
 
     Args:
       x: `[num_rows, K]`.
-      packed: the weight, see `pack`; of x's element type.
-      bias: `[num_outputs]`, of x's element type, or None.
-      num_outputs: N, without padding.
+      weights: at most four, all of one type.
+      norm: what x goes through first, rounded to x's type; None: nothing.
+      activation: one of `ACTIVATIONS`; the only result is then `activation(y0) * y1` of two
+        weights' products.
+      residual: `[num_rows, N]`, of x's type, added to the first result.
       out_dtype: x's element type, the default, or float32.
       level: index in `paged.native.library.LEVELS` of the instructions to use; -1: the best.
     """
-    shape = jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
-        (x.shape[0], num_outputs), jnp.dtype(out_dtype or x.dtype)
+    dtype = jnp.dtype(out_dtype or x.dtype)
+    outputs = weights if activation is None else weights[:1]
+    shapes = [_shape((x.shape[0], weight.num_outputs), dtype) for weight in outputs]
+    operands = [
+        operand
+        for weight in weights
+        for operand in (weight.words, weight.scales, weight.bias)
+        if operand is not None
+    ]
+    if norm is not None:
+        operands.append(norm.weight)
+        # Nobody reads the normalised x, but XLA plans its memory with that of all temporaries.
+        shapes.append(_shape(x.shape, x.dtype))
+    if residual is not None:
+        operands.append(residual)
+    results: tuple[Array, ...] = tuple(
+        jax.ffi.ffi_call(TARGET, shapes)(
+            x,
+            *operands,
+            num_weights=np.int32(len(weights)),
+            biases=np.int32(sum((w.bias is not None) << i for i, w in enumerate(weights))),
+            epsilon=np.float32(-1 if norm is None else norm.epsilon),
+            has_residual=residual is not None,
+            activation=np.int32(0 if activation is None else 1 + ACTIVATIONS.index(activation)),
+            level=np.int32(level),
+        )
     )
-    operands = (x, packed) if bias is None else (x, packed, bias)
-    y: Array = jax.ffi.ffi_call(TARGET, shape)(*operands, level=np.int32(level))
-    return y
+    return results[: len(outputs)]
+
+
+def packed_best(
+    x: Array | np.ndarray,
+    packed: Array | np.ndarray,
+    *,
+    num_outputs: int,
+    scales: Array | np.ndarray | None = None,
+    level: int = -1,
+) -> Array:
+    """Return where each row of `x @ weight.T` in float32 has its largest element, int32 `[n]`.
+
+    Of equal elements the first is taken, and of a row with a NaN the last element. The products are
+    compared as they are computed and written nowhere. Needs `load_library`.
+
+    Args:
+      x: `[n, K]`.
+      packed: the weight, see `pack`.
+      num_outputs: N, without padding.
+      scales: float32 `[num_outputs]`, for an int8 weight.
+      level: index in `paged.native.library.LEVELS` of the instructions to use; -1: the best.
+    """
+    partial = (packed.shape[0], x.shape[0])  # the best of each tile, for the kernel's use
+    best: Array = jax.ffi.ffi_call(
+        BEST_TARGET,
+        [
+            _shape(x.shape[:1], np.int32),
+            _shape(partial, np.float32),
+            _shape(partial, np.int32),
+        ],
+    )(
+        x,
+        packed,
+        *([] if scales is None else [scales]),
+        num_outputs=np.int32(num_outputs),
+        level=np.int32(level),
+    )[0]
+    return best
+
+
+def _shape(shape: tuple[int, ...], dtype: np.dtype | type) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
 def packed_rows(packed: Array, rows: Array, *, num_inputs: int) -> Array:

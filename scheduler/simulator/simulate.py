@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from paged.scheduler.errors import CapacityError
 from paged.scheduler.output import ModelRunnerOutput, ScheduledRequest
-from paged.scheduler.scheduler import RequestUpdate, Scheduler
+from paged.scheduler.scheduler import Scheduler
 from paged.scheduler.simulator.config import SimulationConfig
 from paged.scheduler.simulator.pools import make_pool, num_queued
 from paged.scheduler.simulator.result import PassStats, SimulationResult
@@ -21,6 +21,7 @@ from paged.scheduler.simulator.sleeping_decodes import SleepingDecodes
 from paged.scheduler.simulator.step_cost import StepCost, StepLoad, UnitSteps
 from paged.scheduler.simulator.step_log import StepLog
 from paged.scheduler.simulator.trace import Trace, TraceRequest
+from paged.scheduler.step_rows import RequestUpdate
 
 
 def simulate(

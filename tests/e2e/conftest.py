@@ -29,8 +29,9 @@ def smollm(demo_model_path: Path) -> Iterator[LoadedEngine]:
     """The demo model in float32, loaded and compiled once for all tests."""
     config = EngineConfig(
         dtype="float32",
-        # test_native_linear.py has the other.
-        linear_backend="xla",
+        # The native kernels, where there is a compiler; test_golden_xla.py has the others.
+        attention_backend="auto",
+        linear_backend="auto",
         max_model_len=1536,
         max_num_seqs=16,
         max_num_batched_tokens=512,

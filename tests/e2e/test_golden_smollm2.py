@@ -49,6 +49,10 @@ def check_all(result: dict, prompts: Sequence[dict]) -> None:
     assert compared > 0.8 * sum(len(prompt["steps"]) for prompt in prompts)
 
 
+def test_the_kernels_are_native(native, smollm):
+    assert smollm.config.attention_backend == smollm.config.linear_backend == "native"
+
+
 @pytest.mark.parametrize(
     "names",
     [

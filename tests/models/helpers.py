@@ -29,11 +29,19 @@ class PagedModel:
         params: nnx.State[Any, Any],
         *,
         dtype: str,
+        quantization: str | None = None,
         cache_sharding: jax.sharding.Sharding | None = None,
         cache_groups: tuple[CacheGroup, ...] | None = None,
+        attention_backend: str = "xla",
     ) -> None:
         self.groups = groups = cache_groups or one_group(config.num_layers)
-        graphdef, _ = abstract_model(config, dtype=dtype, cache_groups=cache_groups)
+        graphdef, _ = abstract_model(
+            config,
+            dtype=dtype,
+            attention_backend=attention_backend,
+            cache_groups=cache_groups,
+            quantization=quantization,
+        )
         spec = KVCacheSpec(
             layers_per_group(groups), config.num_kv_heads, config.head_dim, BLOCK_SIZE, dtype
         )

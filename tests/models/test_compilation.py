@@ -4,7 +4,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from paged.models.compilation import CompilationCounter, make_cache_directory, persistent_cache
+from paged.models.compilation import (
+    CompilationCounter,
+    make_cache_directory,
+    no_persistent_cache,
+    persistent_cache,
+)
 
 
 def compile_something(number: int) -> None:
@@ -38,6 +43,19 @@ def test_programs_are_kept_on_disk_and_the_settings_put_back(tmp_path):
         compile_something(6)
     assert list((tmp_path / "xla").iterdir())
     assert jax.config.jax_compilation_cache_dir == before
+
+
+def test_a_block_without_the_cache_neither_reads_nor_writes_it(tmp_path):
+    with persistent_cache(str(tmp_path)):
+        compile_something(7)
+        files = sorted(tmp_path.rglob("*-cache"))
+        assert files
+        with no_persistent_cache(), CompilationCounter() as counter:
+            compile_something(8)
+        assert counter.count
+        assert sorted(tmp_path.rglob("*-cache")) == files
+        compile_something(9)
+        assert len(sorted(tmp_path.rglob("*-cache"))) > len(files)
 
 
 def test_no_folder_means_no_cache(tmp_path):

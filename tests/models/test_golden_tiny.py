@@ -24,22 +24,24 @@ NEAR_TIE = 1e-3
 
 
 def load_golden(
-    data_dir: Path, name: str, dtype: str, linear_backend: str
+    data_dir: Path, name: str, dtype: str, backend: str
 ) -> tuple[PagedModel, dict[int, dict[str, Any]]]:
     """The model with an empty cache, and the cases by sequence number."""
     folder = data_dir / "golden" / "tiny" / name
     # The classic form of the config means the same: test_config.py.
     config = ModelConfig.from_hf(json.loads((folder / "config.json").read_text()))
     params = load_params(config, SafetensorsSource(folder), dtype=dtype, progress=False)
-    if linear_backend == "native":
+    if backend == "native":
         graphdef, _ = abstract_model(config, dtype=dtype)
         params = pack_linear_layers(graphdef, params, progress=False)
     cases = json.loads((folder / "expected.json").read_text())["cases"]
-    return PagedModel(config, params, dtype=dtype), dict(enumerate(cases))
+    model = PagedModel(config, params, dtype=dtype, attention_backend=backend)
+    return model, dict(enumerate(cases))
 
 
 @pytest.fixture(params=["xla", "native"])
-def linear_backend(request: pytest.FixtureRequest) -> str:
+def backend(request: pytest.FixtureRequest) -> str:
+    """Of attention and linear layers."""
     if request.param == "native":
         request.getfixturevalue("native")
     return request.param
@@ -47,9 +49,9 @@ def linear_backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_float32_logits_and_greedy_tokens_equal_the_reference(
-    data_dir: Path, name: str, linear_backend: str
+    data_dir: Path, name: str, backend: str
 ) -> None:
-    model, cases = load_golden(data_dir, name, "float32", linear_backend)
+    model, cases = load_golden(data_dir, name, "float32", backend)
     prompts = {i: case["prompt_ids"] for i, case in cases.items()}
     logits = prefill_in_chunks(model, prompts, CHUNK_SIZES)
     for i, case in cases.items():
@@ -71,9 +73,9 @@ def test_float32_logits_and_greedy_tokens_equal_the_reference(
 
 @pytest.mark.parametrize("name", MODELS)
 def test_bfloat16_logits_stay_within_rounding_of_the_reference(
-    data_dir: Path, name: str, linear_backend: str
+    data_dir: Path, name: str, backend: str
 ) -> None:
-    model, cases = load_golden(data_dir, name, "bfloat16", linear_backend)
+    model, cases = load_golden(data_dir, name, "bfloat16", backend)
     prompts = {i: case["prompt_ids"] for i, case in cases.items()}
     logits = prefill_in_chunks(model, prompts, CHUNK_SIZES)
     errors = np.concatenate([np.abs(logits[i] - case["logits"]) for i, case in cases.items()])

@@ -1,5 +1,6 @@
 """What packing a model replaces, and what it leaves."""
 
+import gc
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from flax import nnx
 from paged.models.config import ModelConfig
 from paged.models.forward import abstract_model, init_random_params
 from paged.models.linear_packing import pack_linear_layers
+from paged.native.huge_pages import PAGE_BYTES
 from paged.native.linear import packed_rows
 
 # 70 entries and 27 features: neither fills its tile.
@@ -68,6 +70,25 @@ def test_weights_are_given_up_as_they_are_packed():
     _, packed, left = pack(tied=False)
     gone = {name for name, array in left.items() if array.is_deleted()}
     assert gone == {name for name in packed if packed[name].ndim == 4}
+
+
+def test_packed_weights_lie_side_by_side_in_memory_that_is_not_copied():
+    _, packed, _ = pack(tied=False)
+    arrays = [array for array in packed.values() if array.ndim == 4]
+    starts = sorted((array.unsafe_buffer_pointer(), array.nbytes) for array in arrays)
+    first, last = starts[0][0], starts[-1]
+    assert first % PAGE_BYTES == 0
+    used = sum(num_bytes for _, num_bytes in starts)
+    assert used <= last[0] + last[1] - first < used + 64 * len(starts)
+
+
+def test_packed_weights_outlive_what_they_were_packed_with():
+    _, packed, _ = pack(tied=True)
+    name = "layers.1.mlp.up_proj.weight"
+    array, before = packed[name], np.array(packed[name])
+    packed.clear()
+    gc.collect()
+    np.testing.assert_array_equal(array, before)
 
 
 def test_type_without_kernels_is_refused():

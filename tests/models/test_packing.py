@@ -33,7 +33,9 @@ def test_fields_written_on_the_host_arrive_in_the_step():
         views[name][:] = expected[name]
 
     forward = jax.jit(LAYOUT.unpack_forward)(packed)
-    _, tables, lengths, sampled_rows = jax.jit(LAYOUT.unpack_sampling)(packed[: LAYOUT.rows_size])
+    rows = packed[: LAYOUT.rows_size]
+    _, tables, lengths = jax.jit(LAYOUT.unpack_sampling)(rows)
+    sampled_rows = jax.jit(LAYOUT.unpack_sampled_rows)(rows)
 
     np.testing.assert_array_equal(forward.token_ids, expected["token_ids"])
     np.testing.assert_array_equal(forward.positions, expected["positions"])
@@ -104,8 +106,8 @@ def test_seed_is_taken_modulo_64_bits(seed):
 
 def test_padding_is_greedy_and_edits_nothing():
     rows = jax.numpy.asarray(LAYOUT.empty()[: LAYOUT.rows_size])
-    sampling, _, _, sampled_rows = LAYOUT.unpack_sampling(rows)
-    assert (sampled_rows == NO_ROW).all()
+    sampling, _, _ = LAYOUT.unpack_sampling(rows)
+    assert (LAYOUT.unpack_sampled_rows(rows) == NO_ROW).all()
     assert not sampling.temperature.any()
     assert (sampling.top_p == 1).all()
     assert (sampling.repetition_penalty == 1).all()

@@ -9,8 +9,9 @@ import pytest
 from jax import Array
 from jax.typing import ArrayLike
 
+from paged import rope_write
 from paged.models.config import RopeConfig
-from paged.models.rope import apply_rope, attention_factor, inverse_frequencies, rope_cos_sin
+from paged.models.rope import attention_factor, inverse_frequencies, rope_cos_sin
 
 HEAD_DIM = 64
 THETA = 10000.0
@@ -50,7 +51,7 @@ def yarn(pair: int, truncate: bool) -> float:
 
 
 def rotate(x: ArrayLike, positions: list[int], config: RopeConfig) -> Array:
-    return apply_rope(jnp.asarray(x), *rope_cos_sin(jnp.array(positions), config, HEAD_DIM))
+    return rope_write.rotate(jnp.asarray(x), *rope_cos_sin(jnp.array(positions), config, HEAD_DIM))
 
 
 @pytest.mark.parametrize(

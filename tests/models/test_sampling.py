@@ -47,7 +47,7 @@ def make_batch(num_seqs: int, **fields: object) -> SamplingBatch:
 
 @functools.partial(jax.jit, static_argnames="max_logprobs")
 def jitted(logits, batch, history, positions, max_logprobs) -> SampledTokens:
-    return sample(logits, batch, lambda: history, positions, max_logprobs=max_logprobs)
+    return sample(lambda: logits, batch, lambda: history, positions, max_logprobs=max_logprobs)
 
 
 def run(
@@ -190,7 +190,19 @@ def plateau(num_high: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "limits",
-    [{"top_k": 5}, {"top_k": 64}, {"top_k": 65}, {"top_k": 200}, {"top_p": 0.1}, {"top_p": 0.8}],
+    [
+        {"top_k": 5},
+        {"top_k": 64},
+        {"top_k": 65},
+        {"top_k": 200},
+        {"top_p": 0.1},
+        {"top_p": 0.8},
+        {"min_p": 0.82},
+        {"min_p": 0.97},
+        {"top_k": 40, "top_p": 0.5},
+        {"top_k": 150, "top_p": 0.2},
+        {"min_p": 0.8, "top_k": 250, "top_p": 0.9},
+    ],
     ids=str,
 )
 def test_wide_vocabulary_keeps_the_same_tokens_as_sorting(limits: dict[str, float]):

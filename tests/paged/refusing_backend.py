@@ -1,6 +1,7 @@
 """An attention backend that serves no call, to see what the op says then."""
 
+from paged.attention_call import AttentionCall
 
-def unsupported(q, kv_cache) -> str | None:
-    del kv_cache
-    return f"head_dim={q.shape[2]} is not a head_dim it knows"
+
+def unsupported(call: AttentionCall) -> str | None:
+    return f"head_dim={call.head_dim} is not a head_dim it knows"

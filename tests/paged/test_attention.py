@@ -11,9 +11,8 @@ import pytest
 
 from paged import attention
 from paged.attention import plan_attention, ragged_paged_attention
+from paged.attention_call import AttentionCall
 from tests.paged.oracle import Batch, Shape, assert_matches, make_batch
-
-BACKENDS = ["xla"]
 
 # Few static shapes, because each is compiled once per backend: grouped heads of 1, 3, 4 and 7,
 # head dims 8, 64 and 80, blocks of 1 to 64, tables wider and narrower than a chunk.
@@ -39,6 +38,22 @@ SHAPES = {
 }
 
 
+# Element types of the queries that a backend leaves to others.
+UNSUPPORTED = {"native": ("float16",), "xla": ()}
+
+
+@pytest.fixture(scope="module", params=["native", "xla"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Each test that takes it runs once per backend."""
+    if request.param == "native":
+        request.getfixturevalue("native")
+    return request.param
+
+
+def shapes_of(backend: str) -> dict[str, Shape]:
+    return {n: shape for n, shape in SHAPES.items() if shape.dtype not in UNSUPPORTED[backend]}
+
+
 @functools.cache
 def compiled(backend: str, shape: Shape):
     return jax.jit(functools.partial(ragged_paged_attention, backend=backend, **shape.options))
@@ -51,9 +66,9 @@ def attend(batch: Batch, backend: str = "xla") -> np.ndarray:
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> Batch:
+def batches(draw: st.DrawFn, shapes: dict[str, Shape]) -> Batch:
     """A ragged batch for one of the shapes, with lengths on and beside every boundary there is."""
-    shape = SHAPES[draw(st.sampled_from(sorted(SHAPES)))]
+    shape = shapes[draw(st.sampled_from(sorted(shapes)))]
     edges = [shape.block_size, 2 * shape.block_size, 64, 128, 256]
     near_edges = [edge + offset for edge in edges for offset in (-1, 0, 1)]
     contexts = st.one_of(
@@ -74,7 +89,6 @@ def batches(draw: st.DrawFn) -> Batch:
     return make_batch(shape, seqs, draw(st.integers(0, 2**32 - 1)), shared_blocks)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @hypothesis.settings(
     max_examples=60,
     derandomize=True,
@@ -82,24 +96,22 @@ def batches(draw: st.DrawFn) -> Batch:
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
-@hypothesis.given(batch=batches())
-def test_any_ragged_batch_equals_dense_attention(backend: str, batch: Batch):
+@hypothesis.given(data=st.data())
+def test_any_ragged_batch_equals_dense_attention(backend: str, data: st.DataObject):
+    batch = data.draw(batches(shapes_of(backend)))
     assert_matches(attend(batch, backend), batch)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", sorted(SHAPES))
-def test_every_shape_serves_full_and_empty_batches(backend: str, name: str):
-    shape = SHAPES[name]
-    share = max(1, shape.num_tokens // shape.num_seqs)
-    seqs = [(shape.max_context, min(share, shape.max_context))] * shape.num_seqs
-    full = make_batch(shape, seqs[: shape.num_tokens // share], seed=1)
-    empty = make_batch(shape, [], seed=2)
-    assert_matches(attend(full, backend), full)
-    assert_matches(attend(empty, backend), empty)
+def test_every_shape_serves_full_and_empty_batches(backend: str):
+    for shape in shapes_of(backend).values():
+        share = max(1, shape.num_tokens // shape.num_seqs)
+        seqs = [(shape.max_context, min(share, shape.max_context))] * shape.num_seqs
+        full = make_batch(shape, seqs[: shape.num_tokens // share], seed=1)
+        empty = make_batch(shape, [], seed=2)
+        assert_matches(attend(full, backend), full)
+        assert_matches(attend(empty, backend), empty)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("offset", [-1, 0, 1])
 @pytest.mark.parametrize("edge", [16, 64, 128, 256])
 def test_lengths_beside_block_tile_and_chunk_boundaries(backend: str, edge: int, offset: int):
@@ -111,13 +123,11 @@ def test_lengths_beside_block_tile_and_chunk_boundaries(backend: str, edge: int,
     assert_matches(attend(batch, backend), batch)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_decode_bucket_serves_sequences_of_several_rows(backend: str):
     batch = make_batch(SHAPES["decode"], [(200, 1), (31, 4), (3, 3)], seed=3)
     assert_matches(attend(batch, backend), batch)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_empty_sequences_between_others_own_no_rows(backend: str):
     shape = SHAPES["mixed"]
     batch = make_batch(shape, [(20, 7), (50, 50), (9, 1)], seed=4)
@@ -130,14 +140,12 @@ def test_empty_sequences_between_others_own_no_rows(backend: str):
     np.testing.assert_array_equal(attend(spread, backend), attend(batch, backend))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_shared_prefix_blocks_serve_every_reader(backend: str):
     batch = make_batch(SHAPES["mixed"], [(100, 1), (90, 5), (80, 30)], seed=5, shared_blocks=3)
     assert (batch.block_tables[0, :3] == batch.block_tables[:3, :3]).all()
     assert_matches(attend(batch, backend), batch)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_blocks_that_left_the_window_may_be_the_null_block(backend: str):
     batch = make_batch(SHAPES["window"], [(300, 1), (310, 20)], seed=6)
     assert (batch.block_tables[:2, :10] == 0).all()
@@ -145,7 +153,6 @@ def test_blocks_that_left_the_window_may_be_the_null_block(backend: str):
     assert_matches(attend(batch, backend), batch)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_result_does_not_depend_on_batch_mates(backend: str):
     shape = SHAPES["decode"]
     together = make_batch(shape, [(100, 1), (317, 1), (5, 1)], seed=7)
@@ -160,12 +167,12 @@ def test_result_does_not_depend_on_batch_mates(backend: str):
     np.testing.assert_array_equal(attend(alone, backend)[0], attend(together, backend)[0])
 
 
-def test_cache_of_another_dtype_than_the_queries():
+def test_cache_of_another_dtype_than_the_queries(backend: str):
     batch = make_batch(SHAPES["decode"], [(40, 1), (7, 1)], seed=8)
     narrow = batch.kv_cache.astype(jnp.bfloat16)
     rounded = Batch(batch.shape, batch.q, narrow.astype(np.float32), *batch.arrays[2:])
     output = ragged_paged_attention(
-        *map(jnp.asarray, (batch.q, narrow, *batch.arrays[2:])), backend="xla"
+        *map(jnp.asarray, (batch.q, narrow, *batch.arrays[2:])), backend=backend
     )
     assert output.dtype == jnp.float32
     assert_matches(np.asarray(output), rounded)
@@ -176,7 +183,38 @@ def test_auto_is_a_backend_that_works_without_jit():
     assert_matches(ragged_paged_attention(*map(jnp.asarray, batch.arrays)), batch)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+def call_of(shape: Shape) -> AttentionCall:
+    return AttentionCall(
+        num_tokens=shape.num_tokens,
+        num_q_heads=shape.num_kv_heads * shape.queries_per_kv,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        block_size=shape.block_size,
+        q_dtype=shape.dtype,
+        kv_cache_dtype=shape.cache_dtype or shape.dtype,
+        sliding_window=shape.sliding_window,
+    )
+
+
+@pytest.mark.parametrize("name", ["mixed", "mixed_float16"])
+def test_auto_plans_and_attends_by_one_backend_that_has_the_dtype(native, name: str):
+    shape = SHAPES[name]
+    batch = make_batch(shape, [(130, 1), (33, 20)], seed=11)
+    plan = plan_attention(*map(jnp.asarray, batch.arrays[2:]), call_of(shape))
+    output = ragged_paged_attention(*map(jnp.asarray, batch.arrays), plan=plan)
+    assert_matches(output, batch)
+    # The kernel's plan is three arrays; it has no float16.
+    assert (len(jax.tree.leaves(plan)) == 3) == (name == "mixed")
+
+
+def test_native_refuses_what_it_has_no_kernel_for(native):
+    op = functools.partial(ragged_paged_attention, backend="native")
+    with pytest.raises(NotImplementedError, match=r"'native' does not .*, not in float16; use 'au"):
+        jax.eval_shape(op, *changed(Q, VALID[Q].shape, "float16"))
+    with pytest.raises(NotImplementedError, match=r"reads a cache of .*, not of float16"):
+        jax.eval_shape(op, *changed(CACHE, VALID[CACHE].shape, "float16"))
+
+
 @pytest.mark.parametrize("name", ["decode", "mixed", "window"])
 def test_plan_made_once_serves_every_layer(backend: str, name: str):
     shape = SHAPES[name]
@@ -184,15 +222,7 @@ def test_plan_made_once_serves_every_layer(backend: str, name: str):
     layers = [make_batch(shape, seqs, seed=seed) for seed in (10, 10)]
     layers[1] = Batch(shape, -layers[1].q, layers[1].kv_cache, *layers[1].arrays[2:])
     tables = [jnp.asarray(array) for array in layers[0].arrays[2:]]
-    plan = plan_attention(
-        *tables,
-        num_tokens=shape.num_tokens,
-        num_q_heads=shape.num_kv_heads * shape.queries_per_kv,
-        num_kv_heads=shape.num_kv_heads,
-        block_size=shape.block_size,
-        sliding_window=shape.sliding_window,
-        backend=backend,
-    )
+    plan = plan_attention(*tables, call_of(shape), backend=backend)
     planned = jax.jit(functools.partial(ragged_paged_attention, backend=backend, **shape.options))
     for layer in layers:
         assert_matches(planned(*map(jnp.asarray, layer.arrays), plan=plan), layer)
@@ -203,7 +233,7 @@ def test_backend_that_cannot_serve_a_call_gives_its_reason(monkeypatch: pytest.M
     modules = {"xla": "tests.paged.refusing_backend"}
     monkeypatch.setattr(attention, "_MODULES", modules)
     with pytest.raises(NotImplementedError, match="'xla' does not support this call: head_dim=64 "):
-        jax.eval_shape(ragged_paged_attention, *VALID)
+        jax.eval_shape(functools.partial(ragged_paged_attention, backend="xla"), *VALID)
 
 
 def abstract_call(shape: Shape, num_blocks: int = 64) -> tuple[jax.ShapeDtypeStruct, ...]:

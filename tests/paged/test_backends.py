@@ -15,6 +15,7 @@ from paged.backends import (
     host_memory,
     resolve_backend,
 )
+from paged.native import library
 
 KIB = 1024
 
@@ -36,6 +37,16 @@ def test_auto_takes_the_first_available_and_ends_at_xla(platform: str, name: str
     assert resolve("auto", platform) == name
 
 
+def test_auto_passes_over_what_cannot_serve_the_call():
+    def unsupported(name: str) -> str | None:
+        return "it floats" if name == "wood" else None
+
+    options = {"unsupported": unsupported, "backends": BACKENDS, "preference": PREFERENCE}
+    assert resolve_backend("auto", "gpu", **options) == "xla"
+    with pytest.raises(NotImplementedError, match="'wood' does not support this call: it floats; "):
+        resolve_backend("wood", "gpu", **options)
+
+
 def test_explicit_name_is_kept():
     assert resolve("wood", "gpu") == "wood"
     assert resolve("xla", "gpu") == "xla"
@@ -53,6 +64,13 @@ def test_promise_that_cannot_be_kept_says_why():
         resolve("wood", "cpu")
     with pytest.raises(NotImplementedError, match="'stone' is unavailable: no chisel was found"):
         resolve("stone", "gpu")
+
+
+def test_kernels_that_are_not_loaded_are_named_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(library, "_loaded", None)
+    assert resolve_backend("auto", "cpu") == "xla"
+    with pytest.raises(NotImplementedError, match=r"'native' is unavailable: .*load_library\(\)"):
+        resolve_backend("native", "cpu")
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])

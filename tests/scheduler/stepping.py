@@ -1,12 +1,15 @@
 """Requests and schedulers of the tests, and steps with a scripted token instead of a device."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import Request
-from paged.scheduler.scheduler import RequestUpdate, Scheduler
+from paged.scheduler.scheduler import Scheduler
+from paged.scheduler.step_rows import RequestUpdate
 
 BLOCK_SIZE = 16
 TOKEN = 7
@@ -29,7 +32,7 @@ def add(scheduler: Scheduler, *requests: Request) -> None:
         scheduler.add(request)
 
 
-def deliver(scheduler: Scheduler, output: SchedulerOutput, token=TOKEN) -> list[RequestUpdate]:
+def deliver(scheduler: Scheduler, output: SchedulerOutput, token=TOKEN) -> Sequence[RequestUpdate]:
     tokens = np.full(len(output.scheduled), token, np.int32)
     return scheduler.update(output, ModelRunnerOutput(tokens))
 

@@ -409,3 +409,31 @@ def test_a_subscriber_that_fails_fails_alone(caplog):
 
     serve(scenario)
     assert "A subscriber of cache events has failed." in caplog.text
+
+
+def test_a_busy_consumer_gets_several_steps_as_one_output():
+    async def scenario(engine):
+        outputs = []
+        params = SamplingParams(max_tokens=40, n=2, ignore_eos=True)
+        async for output in engine.generate([65, 66], params):
+            outputs.append(output)
+            await asyncio.sleep(0.02)  # ten steps
+        return outputs
+
+    outputs = serve(scenario, script=endless)
+    assert len(outputs) < 40
+    for index in range(2):
+        deltas = [sample for o in outputs for sample in o.outputs if sample.index == index]
+        assert "".join(delta.text for delta in deltas) == "a" * 40
+        assert [i for delta in deltas for i in delta.token_ids] == [ord("a")] * 40
+        assert [d.finish_reason for d in deltas] == [None] * (len(deltas) - 1) + ["length"]
+    assert [o.finished for o in outputs] == [False] * (len(outputs) - 1) + [True]
+
+
+def test_who_does_not_stream_gets_one_output():
+    async def scenario(engine):
+        whole = engine.generate([65], DEFAULTS, stream=False)
+        outputs = [output async for output in whole]
+        return [(o.outputs[0].text, o.outputs[0].finish_reason, o.finished) for o in outputs]
+
+    assert serve(scenario) == [("hello", "stop", True)]

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,7 +39,7 @@ def make_table(num_groups=1) -> RowTable:
 def build(*scheduled: ScheduledRequest, table=None, layout=LAYOUT) -> dict[str, np.ndarray]:
     output = SchedulerOutput(scheduled, sum(s.num_tokens for s in scheduled))
     table = table or make_table(layout.num_groups)
-    return layout.views(build_batch(output, layout, table, BLOCK_SIZE))
+    return layout.views(build_batch(output, layout, table, BLOCK_SIZE).packed)
 
 
 def test_a_decode_and_a_prompt_chunk_share_the_token_axis():
@@ -105,6 +106,47 @@ def test_outputs_in_flight_count_towards_min_tokens():
     request.output_token_ids.append(5)
     views = build(ScheduledRequest(request, 3, 1, samples=True, input_in_flight=True))
     assert views["edit_ids"][0].tolist() == [LAYOUT.vocab_size, LAYOUT.vocab_size]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.5},
+        {"logprobs": 0},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": -0.1},
+        {"repetition_penalty": 1.1},
+    ],
+)
+def test_a_batch_is_greedy_unless_a_row_that_samples_asks_for_more(fields):
+    def is_greedy(samples: bool) -> bool:
+        plain = make_request([1], block_ids=[1], params=SamplingParams(temperature=0, top_p=0.5))
+        params = SamplingParams(**({"temperature": 0} | fields))
+        other = make_request([1, 2], block_ids=[2], row=1, params=params)
+        steps = ScheduledRequest(plain, 0, 1, True), ScheduledRequest(other, 0, 1, samples)
+        return build_batch(SchedulerOutput(steps, 2), LAYOUT, make_table(), BLOCK_SIZE).is_greedy
+
+    assert is_greedy(samples=False)
+    assert not is_greedy(samples=True)
+
+
+def test_a_batch_is_greedy_again_when_its_edits_are_over():
+    edits = LogitEdits(held_back=(8,), min_tokens=1)
+    params = SamplingParams(temperature=0)
+    held = make_request([1], block_ids=[1], params=params, logit_edits=edits)
+    # An allow-list of nothing but forbidden tokens still forbids the rest.
+    allowed = make_request(
+        [1], block_ids=[1], params=params, logit_edits=LogitEdits(only_edits=True)
+    )
+
+    def is_greedy(request: Request, start: int) -> bool:
+        output = SchedulerOutput((ScheduledRequest(request, start, 1, True),), 1)
+        return build_batch(output, LAYOUT, make_table(), BLOCK_SIZE).is_greedy
+
+    assert not is_greedy(held, 0)
+    held.output_token_ids.append(5)
+    assert is_greedy(held, 1)
+    assert not is_greedy(allowed, 0)
 
 
 def test_an_input_in_flight_is_named_by_its_batch_row():
@@ -242,7 +284,7 @@ def test_a_buffer_handed_to_the_device_is_never_reused():
     request = make_request([1, 2], block_ids=[1])
     step = SchedulerOutput((ScheduledRequest(request, 0, 2, True),), 2)
     table = make_table()
-    first = build_batch(step, LAYOUT, table, BLOCK_SIZE)
-    second = build_batch(step, LAYOUT, table, BLOCK_SIZE)
+    first = build_batch(step, LAYOUT, table, BLOCK_SIZE).packed
+    second = build_batch(step, LAYOUT, table, BLOCK_SIZE).packed
     assert not np.shares_memory(first, second)
     assert not np.shares_memory(first, table.block_tables)

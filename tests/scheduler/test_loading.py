@@ -5,8 +5,15 @@ import dataclasses
 import pytest
 
 from paged.models.config import ModelConfig
-from paged.scheduler.config import EngineConfig, StepLimits
-from paged.scheduler.loading import activation_bytes, resolve_config, weight_bytes
+from paged.scheduler.backend_choice import kv_element_type
+from paged.scheduler.buckets import Bucket
+from paged.scheduler.config import PERFORMANCE_MODES, EngineConfig, StepLimits
+from paged.scheduler.loading import (
+    activation_bytes,
+    make_bucket_table,
+    resolve_config,
+    weight_bytes,
+)
 
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -46,6 +53,55 @@ def test_a_limit_that_is_given_bounds_the_default_of_the_other(settings, limits)
 
 
 @pytest.mark.parametrize(
+    ("settings", "limits"),
+    [
+        ({}, (512, 256, 4096)),
+        ({"max_num_seqs": 10}, (512, 10, 4096)),
+        ({"max_num_batched_tokens": 300}, (512, 256, 300)),
+        ({"max_num_batched_tokens": 100}, (512, 100, 100)),
+    ],
+)
+def test_throughput_doubles_the_limits_that_are_not_given(settings, limits):
+    config = resolve(performance_mode="throughput", **settings)
+    assert StepLimits.of(config) == StepLimits(*limits)
+    assert config.long_prefill_token_threshold == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "threshold"),
+    [
+        ({}, 256),
+        ({"max_num_batched_tokens": 128}, 16),
+        ({"max_num_batched_tokens": 4, "max_num_seqs": 4}, 1),
+        ({"long_prefill_token_threshold": 77}, 77),
+        ({"enable_chunked_prefill": False}, 0),
+    ],
+)
+def test_interactivity_bounds_what_a_prompt_takes_of_a_shared_step(settings, threshold):
+    config = resolve(performance_mode="interactivity", **settings)
+    assert config.long_prefill_token_threshold == threshold
+
+
+def test_interactivity_has_more_shapes_than_the_other_modes():
+    buckets = {
+        mode: make_bucket_table(resolve(performance_mode=mode, linear_backend="xla")).buckets
+        for mode in PERFORMANCE_MODES
+    }
+    assert Bucket(24, 24) in buckets["interactivity"]
+    assert Bucket(24, 24) not in buckets["balanced"]
+    assert buckets["balanced"][-1] == Bucket(2048, 128)
+    assert buckets["throughput"][-1] == Bucket(4096, 256)
+
+
+def test_only_native_linear_layers_have_a_shape_of_one_row(native):
+    smallest = {
+        backend: make_bucket_table(resolve(linear_backend=backend)).buckets[0]
+        for backend in ("native", "xla")
+    }
+    assert smallest == {"native": Bucket(1, 1), "xla": Bucket(8, 8)}
+
+
+@pytest.mark.parametrize(
     ("settings", "budget"),
     [
         ({}, 2048),
@@ -79,13 +135,31 @@ def test_types_follow_the_checkpoint_unless_given():
     assert resolve(dtype="float32", kv_cache_dtype="bfloat16").kv_cache_dtype == "bfloat16"
 
 
-def test_auto_names_the_backend_it_takes():
-    assert resolve().attention_backend == "xla"
+@pytest.mark.parametrize(
+    ("asked", "resolved", "element_type"),
+    [
+        ("fp8", "fp8_e4m3", "float8_e4m3fn"),
+        ("fp8_e4m3", "fp8_e4m3", "float8_e4m3fn"),
+        ("fp8_e5m2", "fp8_e5m2", "float8_e5m2"),
+    ],
+)
+def test_8_bit_caches_have_the_references_names(asked, resolved, element_type):
+    config = resolve(kv_cache_dtype=asked)
+    assert config.kv_cache_dtype == resolved
+    assert kv_element_type(config.kv_cache_dtype) == element_type
 
 
 def test_weight_bytes_count_every_parameter_once():
     layer = 64 * 64 * 2 + 2 * (64 * 32) + 3 * (64 * 128) + 2 * 64
     assert weight_bytes(resolve(), MODEL) == 2 * (1000 * 64 + 2 * layer + 64)
+
+
+def test_int8_weights_take_one_byte_and_a_scale_per_output():
+    outputs = 64 + 2 * 32 + 64 + 2 * 128 + 64
+    weights = 64 * 64 * 2 + 2 * (64 * 32) + 3 * (64 * 128)
+    layer = weights + 4 * outputs + 2 * (2 * 64)
+    head = 1000 * 64 + 4 * 1000
+    assert weight_bytes(resolve(quantization="int8"), MODEL) == head + 2 * layer + 2 * 64
 
 
 def test_activation_bytes_grow_with_both_limits():
@@ -102,8 +176,10 @@ def test_activation_bytes_grow_with_both_limits():
         ({"gpu_memory_utilization": 1.5}, r"gpu_memory_utilization=1.5 must be in \(0, 1\]"),
         ({"kv_cache_dtype": "fp7"}, "kv_cache_dtype='fp7' is unknown; choose one of auto, bf"),
         ({"dtype": "int8"}, "dtype='int8' is unknown"),
+        ({"performance_mode": "ludicrous"}, "performance_mode='ludicrous' is unknown"),
         ({"attention_backend": "abacus"}, "attention_backend='abacus' is unknown"),
         ({"linear_backend": "abacus"}, "linear_backend='abacus' is unknown"),
+        ({"quantization": "int3"}, "quantization='int3' is unknown; choose one of int8"),
         ({"generation_config": "mine"}, "generation_config='mine' is unknown"),
         (
             {"max_num_seqs": 8, "max_num_batched_tokens": 4},

@@ -6,6 +6,7 @@ The tokenizer is the tiny byte-level one: token ids are bytes, but for <pad>, <b
 import asyncio
 import codecs
 import contextlib
+import dataclasses
 import pathlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class Seen:
     cache_salt: str | None
     cache_mode: CacheMode = CacheMode.DEFAULT
     priority: int = 0
+    stream: bool = True
 
 
 @dataclass
@@ -146,13 +148,14 @@ class FakeEngine:
         cache_salt: str | None = None,
         cache_mode: CacheMode = CacheMode.DEFAULT,
         priority: int = 0,
+        stream: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         if self.refuse is not None:
             raise self.refuse
         assert request_id not in self.running, "ids must be unique"
         prompt_ids = tuple(prompt_token_ids)
         self.seen.append(
-            Seen(request_id, prompt_ids, params, prompt, cache_salt, cache_mode, priority)
+            Seen(request_id, prompt_ids, params, prompt, cache_salt, cache_mode, priority, stream)
         )
         self.running[request_id] = params.n
         self.idle.clear()
@@ -166,9 +169,11 @@ class FakeEngine:
                 for sample in [s for s in samples if not s.finish_reason]:
                     if len(sample.token_ids) == self.fail_after:
                         raise EngineDeadError("The engine has failed: scripted.")
-                    delta = sample.step()
+                    delta = sample.step() if stream else sample.add_step()
                     finished = all(s.finish_reason for s in samples)
                     self._emit_step(num_generation_tokens=1)
+                    if not (stream or delta.finish_reason):
+                        continue
                     yield RequestOutput(
                         request_id=request_id,
                         prompt=prompt,
@@ -217,6 +222,7 @@ class _Sample:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""
         self._num_sent = 0
+        self._whole: CompletionOutput | None = None
 
     def step(self) -> CompletionOutput:
         position = len(self.token_ids)
@@ -247,6 +253,12 @@ class _Sample:
             stop_reason=stop_reason,
         )
 
+    def add_step(self) -> CompletionOutput:
+        """Return all of the sample so far."""
+        delta = self.step()
+        self._whole = delta if self._whole is None else _joined(self._whole, delta)
+        return self._whole
+
     def _special(self, token_id: int) -> str:
         return self._tokenizer.token_text(token_id) if token_id == EOS else ""
 
@@ -274,6 +286,16 @@ class _Sample:
             other = (token_id + rank) % VOCAB_SIZE
             position[other] = Logprob(-float(rank), rank, self._tokenizer.token_text(other))
         return position
+
+
+def _joined(before: CompletionOutput, delta: CompletionOutput) -> CompletionOutput:
+    has_logprobs = before.logprobs is not None and delta.logprobs is not None
+    return dataclasses.replace(
+        delta,
+        text=before.text + delta.text,
+        token_ids=(*before.token_ids, *delta.token_ids),
+        logprobs=(*before.logprobs, *delta.logprobs) if has_logprobs else None,
+    )
 
 
 def _model_config(max_model_len: int) -> ModelConfig:

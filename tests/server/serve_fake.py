@@ -1,4 +1,7 @@
-"""Serves a `FakeEngine` as `paged serve`: python -m tests.server.serve_fake TIMEOUT ANSWER."""
+"""Serves a `FakeEngine` as `paged serve`.
+
+python -m tests.server.serve_fake TIMEOUT ANSWER [PORT]
+"""
 
 import asyncio
 import sys
@@ -15,7 +18,7 @@ async def start() -> FakeEngine:
 
 if __name__ == "__main__":
     set_up_logging("info")
-    with reserve_port("127.0.0.1", 0) as listener:
+    with reserve_port("127.0.0.1", int(sys.argv[3]) if len(sys.argv) > 3 else 0) as listener:
         asyncio.run(
             serve_until_stopped(
                 start, ServerSettings(), listener, shutdown_timeout=float(sys.argv[1])

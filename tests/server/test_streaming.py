@@ -235,3 +235,25 @@ def test_chunk_is_one_line_whatever_it_holds():
     events = stream(COMPLETIONS, PROMPT, FakeEngine(answer="a\nb\r\n\u2028c"))
     assert text_of(events) == "a\nb\r\n\u2028c"
     assert json.dumps(events)
+
+
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, PROMPT), (CHAT, ASK)])
+def test_every_character_survives_the_events(path, body):
+    # What JSON escapes, what it may leave alone, and line breaks that would end an event.
+    answer = '"quoted" \\ / \n\r\t\x00\x1f\x7f é漢👍\u2028\u2029 {"text": ""}'
+    events = stream(path, {**body, "max_tokens": 200}, FakeEngine(answer=answer))
+    assert text_of(events) == answer
+    keys = {tuple(event["choices"][0]) for event in events[2:-1]}
+    assert len(keys) == 1  # chunks of plain text have the keys of every other
+    assert len({event["id"] for event in events}) == 1
+
+
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, PROMPT), (CHAT, ASK)])
+def test_only_streams_ask_for_tokens_as_they_come(path, body):
+    engine = FakeEngine()
+    whole = ok(path, body, engine)["choices"][0]
+    events = stream(path, {**body, "max_tokens": 200}, engine)
+    assert [seen.stream for seen in engine.seen] == [False, True]
+    assert text_of(events) == FakeEngine.answer
+    text = whole["text"] if path == COMPLETIONS else whole["message"]["content"]
+    assert text_of(events).startswith(text)

@@ -1,10 +1,9 @@
-// One linear layer, y = x w^T + bias, cut into tiles of 64 output columns.
+// Linear layers of one input, y = x w^T + bias, cut into tiles of 64 output columns.
 //
-// The weight w [N, K] is packed, output columns innermost, so that a tile is one contiguous range
-// of memory that is read once and in order:
-//   bfloat16: [ceil(N / 64)][ceil(K / 2)][64][2]    float32: [ceil(N / 64)][K][64][1]
-// Both are 32-bit words [tiles][steps][64]; a bfloat16 word holds two neighbours along K, as the
-// dot-product instruction of AVX512-BF16 wants them. What pads N and K is zero.
+// A weight w [N, K] is packed, output columns innermost, so that a tile is one contiguous range of
+// memory that is read once and in order: 32-bit words [ceil(N / 64)][steps][64], where a word holds
+// neighbours along K of one column: one float32, two bfloat16 (as the dot-product instruction of
+// AVX512-BF16 wants them) or four int8, none of them -128. What pads N and K is zero.
 //
 // This header reaches files that are compiled for CPUs the program may not run on. The linker keeps
 // one copy of each inline function, from any of them, so nothing here may have external linkage but
@@ -16,35 +15,84 @@
 namespace paged {
 
 static constexpr int64_t kTileColumns = 64;
+static constexpr int64_t kStepBytes = kTileColumns * 4;
+static constexpr int kMaxWeights = 4;
+
+enum class WeightType : int32_t { kFloat32, kBfloat16, kInt8 };
+
+// What a gate's product goes through before it scales another product.
+enum class Activation : int32_t { kNone, kSilu, kGeluTanh };
+
+struct LinearWeight {
+  const void* words;    // packed
+  const float* scales;  // [num_columns], multiply the products of int8; null for other types
+  const void* bias;     // [num_columns] of x's type, or null
+  void* y;              // [num_rows, num_columns], or null
+  int64_t num_columns;
+};
 
 struct LinearProblem {
-  const void* x;       // [num_rows, depth]
-  const void* weight;  // packed
-  const void* bias;    // [num_columns], or null
-  void* y;             // [num_rows, num_columns]
+  const void* x;  // [num_rows, depth]
   int64_t num_rows;
   int64_t depth;
-  int64_t num_columns;
-  bool is_bf16;         // type of x, weight and bias; else float32
-  bool output_is_bf16;  // type of y; else float32
+  LinearWeight weights[kMaxWeights];
+  int num_weights;
+  WeightType weight_type;
+  bool is_bf16;           // type of x, the biases and the residual; else float32
+  bool output_is_bf16;    // type of the results; else float32
+  Activation activation;  // if there is one, y of weight 0 is activation(product 0) * product 1
+  const void* residual;   // as y of weight 0, added to it; or null
+  // The largest product of each row among a tile's columns, and the first column that has it:
+  // [tiles, num_rows] each, written instead of y; null elsewhere. A NaN among them is the largest.
+  float* best_values;
+  int32_t* best_columns;
 };
+
+// Root-mean-square normalisation of rows, computed in float32: y = x / rms(x) * weight.
+struct NormProblem {
+  const void* x;       // [num_rows, size]
+  const void* weight;  // [size]
+  void* y;             // [num_rows, size]
+  int64_t num_rows;
+  int64_t size;
+  float epsilon;  // added to the mean square
+  bool is_bf16;   // type of all three; else float32
+};
+
+static inline int64_t elements_per_word(WeightType type) {
+  return type == WeightType::kFloat32 ? 1 : type == WeightType::kBfloat16 ? 2 : 4;
+}
 
 // Words along K of a packed tile.
 static inline int64_t num_steps(const LinearProblem& p) {
-  return p.is_bf16 ? (p.depth + 1) / 2 : p.depth;
+  const int64_t elements = elements_per_word(p.weight_type);
+  return (p.depth + elements - 1) / elements;
 }
 
+static inline int64_t num_tiles(int64_t num_columns) {
+  return (num_columns + kTileColumns - 1) / kTileColumns;
+}
+
+// Tiles of all weights; a gate and what it scales are computed together.
 static inline int64_t num_tiles(const LinearProblem& p) {
-  return (p.num_columns + kTileColumns - 1) / kTileColumns;
+  if (p.activation != Activation::kNone) return num_tiles(p.weights[0].num_columns);
+  int64_t tiles = 0;
+  for (int i = 0; i < p.num_weights; ++i) tiles += num_tiles(p.weights[i].num_columns);
+  return tiles;
 }
 
-// Computes the columns of one tile for all rows.
-using TileFunction = void (*)(const LinearProblem&, int64_t tile);
+// The code for one instruction set.
+struct LinearKernels {
+  // Computes the columns of one tile for all rows.
+  void (*compute_tile)(const LinearProblem&, int64_t tile);
+  // Normalises rows [first, last).
+  void (*normalize)(const NormProblem&, int64_t first, int64_t last);
+};
 
-void linear_tile_portable(const LinearProblem&, int64_t tile);
+extern const LinearKernels kLinearPortable;
 #if defined(__x86_64__)
-void linear_tile_avx2(const LinearProblem&, int64_t tile);
-void linear_tile_avx512_bf16(const LinearProblem&, int64_t tile);
+extern const LinearKernels kLinearAvx2;
+extern const LinearKernels kLinearAvx512Bf16;
 #endif
 
 }  // namespace paged

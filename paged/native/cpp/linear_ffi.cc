@@ -1,4 +1,6 @@
-// The entry points: the handler that XLA calls, and the CPU's level.
+// The entry points: the handlers that XLA calls, and the CPU's level.
+#include <string>
+
 #include "cpu_level.h"
 #include "linear_run.h"
 #include "xla/ffi/api/ffi.h"
@@ -7,46 +9,169 @@ namespace ffi = xla::ffi;
 
 namespace {
 
-bool is_linear_type(ffi::DataType type) { return type == ffi::BF16 || type == ffi::F32; }
+using paged::LinearProblem;
+using paged::WeightType;
+using ffi::Error;
 
-// x [M, K], packed weight [tiles, steps, 64, elements of a word], bias [N] or none -> y [M, N].
-ffi::Error Linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weight,
-                  ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> y, int32_t level) {
-  const ffi::DataType type = x.element_type(), output_type = y->element_type();
-  if (!is_linear_type(type) || weight.element_type() != type)
-    return ffi::Error::InvalidArgument("x and the weight must both be bfloat16 or float32");
-  if (output_type != type && output_type != ffi::F32)
-    return ffi::Error::InvalidArgument("y must have the type of x, or float32");
-  if (x.dimensions().size() != 2 || y->dimensions().size() != 2 || weight.dimensions().size() != 4)
-    return ffi::Error::InvalidArgument("x and y must have two axes, the weight four");
-  paged::LinearProblem p{};
-  p.x = x.untyped_data();
-  p.weight = weight.untyped_data();
-  p.y = y->untyped_data();
-  p.num_rows = x.dimensions()[0];
-  p.depth = x.dimensions()[1];
-  p.num_columns = y->dimensions()[1];
-  p.is_bf16 = type == ffi::BF16;
-  p.output_is_bf16 = output_type == ffi::BF16;
-  const auto packed = weight.dimensions();
-  if (y->dimensions()[0] != p.num_rows || packed[0] != paged::num_tiles(p) ||
-      packed[1] != paged::num_steps(p) || packed[2] != paged::kTileColumns ||
-      packed[3] != (p.is_bf16 ? 2 : 1))
-    return ffi::Error::InvalidArgument("x, the packed weight and y do not fit each other");
-  if (rest.size() > 1) return ffi::Error::InvalidArgument("there is one bias at most");
-  if (rest.size() == 1) {
-    auto bias = rest.get<ffi::AnyBuffer>(0);
-    if (!bias.has_value()) return bias.error();
-    if (bias->element_type() != type || bias->dimensions().size() != 1 ||
-        bias->dimensions()[0] != p.num_columns)
-      return ffi::Error::InvalidArgument("the bias must have the columns of y and the type of x");
-    p.bias = bias->untyped_data();
+// Takes operands one after the other and remembers what was wrong with the first that did not fit.
+class Operands {
+ public:
+  explicit Operands(ffi::RemainingArgs args) : args_(args) {}
+
+  // The data of the next operand; null, and an error, unless it has this type and this shape.
+  const void* take(const char* name, ffi::DataType type, std::initializer_list<int64_t> shape) {
+    auto buffer = next(name);
+    if (!buffer.has_value()) return nullptr;
+    const auto dimensions = buffer->dimensions();
+    if (buffer->element_type() != type ||
+        !std::equal(dimensions.begin(), dimensions.end(), shape.begin(), shape.end())) {
+      fail(std::string(name) + " has another type or shape than it should");
+      return nullptr;
+    }
+    return buffer->untyped_data();
   }
-  const paged::TileFunction compute_tile =
-      paged::tile_function(level < 0 ? paged::best_level() : level);
-  if (!compute_tile) return ffi::Error::InvalidArgument("this CPU lacks that level");
-  paged::run_linear(pool, p, compute_tile);
-  return ffi::Error::Success();
+
+  ffi::ErrorOr<ffi::AnyBuffer> next(const char* name) {
+    auto buffer = args_.get<ffi::AnyBuffer>(taken_++);
+    if (!buffer.has_value()) fail(std::string(name) + " is missing");
+    return buffer;
+  }
+
+  void fail(std::string message) {
+    if (error_.success()) error_ = Error::InvalidArgument(std::move(message));
+  }
+
+  // The first error, or one if there are more operands than were taken.
+  Error finish() {
+    if (taken_ < args_.size()) fail("there are operands that nothing asks for");
+    return error_;
+  }
+
+ private:
+  ffi::RemainingArgs args_;
+  size_t taken_ = 0;
+  Error error_;
+};
+
+// Reads x [M, K] into the problem.
+Error read_input(ffi::AnyBuffer x, LinearProblem* p) {
+  if (x.element_type() != ffi::BF16 && x.element_type() != ffi::F32)
+    return Error::InvalidArgument("x must be bfloat16 or float32");
+  if (x.dimensions().size() != 2) return Error::InvalidArgument("x must have two axes");
+  p->x = x.untyped_data();
+  p->num_rows = x.dimensions()[0];
+  p->depth = x.dimensions()[1];
+  p->is_bf16 = x.element_type() == ffi::BF16;
+  return Error::Success();
+}
+
+// Reads one packed weight [tiles, steps, 64, elements of a word], and the scales [N] of int8.
+void read_weight(Operands& operands, ffi::DataType type, int64_t num_columns, LinearProblem* p) {
+  paged::LinearWeight& weight = p->weights[p->num_weights++];
+  weight.num_columns = num_columns;
+  auto buffer = operands.next("a weight");
+  if (!buffer.has_value()) return;
+  if (buffer->element_type() != ffi::S8 && buffer->element_type() != type)
+    return operands.fail("a weight must have the type of x, or int8");
+  const WeightType weight_type = buffer->element_type() == ffi::S8  ? WeightType::kInt8
+                                 : buffer->element_type() == ffi::F32 ? WeightType::kFloat32
+                                                                      : WeightType::kBfloat16;
+  if (p->num_weights > 1 && weight_type != p->weight_type)
+    return operands.fail("the weights must all have one type");
+  p->weight_type = weight_type;
+  const auto packed = buffer->dimensions();
+  if (packed.size() != 4) return operands.fail("a packed weight has four axes");
+  if (packed[0] != paged::num_tiles(num_columns) || packed[1] != paged::num_steps(*p) ||
+      packed[2] != paged::kTileColumns || packed[3] != paged::elements_per_word(weight_type))
+    return operands.fail("x, the packed weight and y do not fit each other");
+  weight.words = buffer->untyped_data();
+  if (weight_type == WeightType::kInt8)
+    weight.scales = static_cast<const float*>(operands.take("the scales", ffi::F32, {num_columns}));
+}
+
+const paged::LinearKernels* kernels_of(int32_t level) {
+  return paged::linear_kernels(level < 0 ? paged::best_level() : level);
+}
+
+Error unknown_level() { return Error::InvalidArgument("this CPU lacks that level"); }
+
+// x [M, K]; for each weight: the packed weight, scales if it is int8, a bias [N] if its bit of
+// `biases` is set; a norm's weight [K] if epsilon is not negative; a residual [M, N] if
+// `has_residual`. Results: y [M, N] of each weight, or one of both if there is an activation; and
+// the normalised x, which is there for its memory.
+Error Linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args,
+             ffi::RemainingRets results, int32_t num_weights, int32_t biases, float epsilon,
+             bool has_residual, int32_t activation, int32_t level) {
+  const paged::LinearKernels* kernels = kernels_of(level);
+  if (!kernels) return unknown_level();
+  LinearProblem p{};
+  if (Error error = read_input(x, &p); error.failure()) return error;
+  if (activation < 0 || activation > 2) return Error::InvalidArgument("unknown activation");
+  p.activation = static_cast<paged::Activation>(activation);
+  const bool is_gated = activation != 0, has_norm = epsilon >= 0;
+  if (num_weights < 1 || num_weights > paged::kMaxWeights || (is_gated && num_weights != 2))
+    return Error::InvalidArgument("there are one to four weights, with an activation two");
+  const size_t num_outputs = is_gated ? 1 : num_weights;
+  if (results.size() != num_outputs + has_norm)
+    return Error::InvalidArgument("there is a result for each weight, or one with an activation");
+  const ffi::DataType type = x.element_type();
+  Operands operands(args);
+  ffi::DataType output_type = type;
+  for (int i = 0; i < num_weights; ++i) {
+    auto y = results.get<ffi::AnyBuffer>(is_gated ? 0 : i);
+    if (!y.has_value()) return y.error();
+    if (i == 0) output_type = (*y)->element_type();
+    if ((*y)->element_type() != output_type || (output_type != type && output_type != ffi::F32))
+      return Error::InvalidArgument("y must have the type of x, or float32");
+    if ((*y)->dimensions().size() != 2 || (*y)->dimensions()[0] != p.num_rows)
+      return Error::InvalidArgument("y must have two axes, and the rows of x");
+    const int64_t num_columns = (*y)->dimensions()[1];
+    read_weight(operands, type, num_columns, &p);
+    p.weights[i].y = (*y)->untyped_data();
+    if (biases >> i & 1) p.weights[i].bias = operands.take("a bias", type, {num_columns});
+  }
+  p.output_is_bf16 = output_type == ffi::BF16;
+  const void* norm = has_norm ? operands.take("the norm's weight", type, {p.depth}) : nullptr;
+  if (has_residual)
+    p.residual = operands.take("the residual", type, {p.num_rows, p.weights[0].num_columns});
+  if (Error error = operands.finish(); error.failure()) return error;
+  if (has_norm) {
+    auto normed = results.get<ffi::AnyBuffer>(num_outputs);
+    if (!normed.has_value()) return normed.error();
+    if ((*normed)->element_type() != type || (*normed)->element_count() != x.element_count())
+      return Error::InvalidArgument("the normalised x must have the type and the size of x");
+    paged::run_norm(pool,
+                    {p.x, norm, (*normed)->untyped_data(), p.num_rows, p.depth, epsilon, p.is_bf16},
+                    *kernels);
+    p.x = (*normed)->untyped_data();
+  }
+  paged::run_linear(pool, p, *kernels);
+  return Error::Success();
+}
+
+// x [M, K], a packed weight, scales if it is int8 -> the first column of the largest product of
+// each row, int32 [M]; and the largest products of tiles and their columns, [tiles, M] each, which
+// are there for their memory.
+Error LinearBest(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args,
+                 ffi::Result<ffi::Buffer<ffi::S32>> best, ffi::Result<ffi::Buffer<ffi::F32>> values,
+                 ffi::Result<ffi::Buffer<ffi::S32>> columns, int32_t num_outputs, int32_t level) {
+  const paged::LinearKernels* kernels = kernels_of(level);
+  if (!kernels) return unknown_level();
+  LinearProblem p{};
+  if (Error error = read_input(x, &p); error.failure()) return error;
+  if (num_outputs < 1) return Error::InvalidArgument("there is no output to choose");
+  Operands operands(args);
+  read_weight(operands, x.element_type(), num_outputs, &p);
+  if (Error error = operands.finish(); error.failure()) return error;
+  const size_t partial = static_cast<size_t>(paged::num_tiles(p) * p.num_rows);
+  if (best->element_count() != static_cast<size_t>(p.num_rows) ||
+      values->element_count() != partial || columns->element_count() != partial)
+    return Error::InvalidArgument("the results have other shapes than they should");
+  p.best_values = values->typed_data();
+  p.best_columns = columns->typed_data();
+  paged::run_linear(pool, p, *kernels);
+  paged::choose_best(p, best->typed_data());
+  return Error::Success();
 }
 
 }  // namespace
@@ -55,9 +180,24 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_linear, Linear,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()
+                                  .RemainingArgs()
+                                  .RemainingRets()
+                                  .Attr<int32_t>("num_weights")
+                                  .Attr<int32_t>("biases")
+                                  .Attr<float>("epsilon")
+                                  .Attr<bool>("has_residual")
+                                  .Attr<int32_t>("activation")
+                                  .Attr<int32_t>("level"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_linear_best, LinearBest,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()
                                   .RemainingArgs()
-                                  .Ret<ffi::AnyBuffer>()
+                                  .Ret<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::S32>>()
+                                  .Attr<int32_t>("num_outputs")
                                   .Attr<int32_t>("level"));
 
 // The highest level of this CPU, see cpu_level.h.

@@ -5,130 +5,92 @@
 //   kBlockColumns  columns of a register block; 16 columns are one cache line of packed weights
 //   kBlockRows     most rows of a register block
 // The block's kBlockRows * kBlockColumns sums, and what feeds them, have to fit the registers.
-#include <cstring>
+#pragma once
 
 #include "linear.h"
+#include "linear_epilogue.h"
+#include "linear_formats.h"
+#include "vectors.h"
 
 namespace paged {
 namespace {
 
-typedef float Floats __attribute__((vector_size(kVectorBytes)));
-typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
-
-constexpr int kLanes = kVectorBytes / 4;
 constexpr int kVectors = kBlockColumns / kLanes;
-constexpr int64_t kStepBytes = kTileColumns * 4;
-// Bytes between reading a word and asking for it: hides the latency of memory at one row.
-constexpr int64_t kPrefetchBytes = 4096;
+// More rows than a block has go through a tile by pieces of this many steps, 16 KiB, which stay in
+// the first cache from block to block while the next piece is fetched behind them: products and
+// memory take their time together instead of in turn.
+constexpr int64_t kPieceSteps = 64;
+// So many rows take a piece before the next one; their sums have to stay near, too.
+constexpr int64_t kGroupRows = 16 * kBlockRows;
 
-inline float as_float(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-inline uint32_t as_bits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-inline float widen(float value) { return value; }
-inline float widen(uint16_t value) { return as_float(uint32_t{value} << 16); }
-
-inline void narrow(float value, float* out) { *out = value; }
-
-// Rounds to nearest, ties to even, and keeps a NaN a NaN.
-inline void narrow(float value, uint16_t* out) {
-  const uint32_t bits = as_bits(value);
-  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
-  *out = static_cast<uint16_t>(is_nan ? (bits >> 16) | 0x40 : rounded);
-}
-
-// How one 32-bit word of x and a vector of words of w are multiplied: float32.
-struct Singles {
-  using Element = float;
-  static constexpr int kPerWord = 1;
-  static inline void add(Floats& sum, uint32_t x, Words w) {
-    sum += (Floats)w * as_float(x);
-  }
-};
-
-// The same for two bfloat16 at once, where no instruction does it: a bfloat16 is the upper half of
-// the float32 of equal value.
-struct WidenedPairs {
-  using Element = uint16_t;
-  static constexpr int kPerWord = 2;
-  static inline void add(Floats& sum, uint32_t x, Words w) {
-    sum += (Floats)(w << 16) * as_float(x << 16);
-    sum += (Floats)(w & 0xffff0000u) * as_float(x & 0xffff0000u);
-  }
-};
-
-// Accumulates one step along K for a register block.
-template <class Pairs, int kRows>
-inline void add_step(Floats (&sums)[kRows][kVectors], const uint32_t (&x)[kRows],
-                     const char* weight) {
-  Words columns[kVectors];
+// Accumulates one step along K for a register block; x has rows of `stride` elements.
+template <class Format, int kRows>
+inline void add_step(Floats (&sums)[kRows][kVectors], const typename Format::Element* x,
+                     int64_t stride, const char* weight) {
+  Words words[kVectors];
   // One vector at a time: as a whole, GCC copies them through the stack.
 #pragma GCC unroll 16
   for (int i = 0; i < kVectors; ++i)
-    std::memcpy(&columns[i], weight + i * kVectorBytes, kVectorBytes);
+    std::memcpy(&words[i], weight + i * kVectorBytes, kVectorBytes);
+#pragma GCC unroll 4
+  for (int set = 0; set < Format::kSets; ++set) {
+    Words factors[kVectors];
 #pragma GCC unroll 16
-  for (int row = 0; row < kRows; ++row) {
+    for (int i = 0; i < kVectors; ++i) factors[i] = Format::expand(words[i], set);
 #pragma GCC unroll 16
-    for (int i = 0; i < kVectors; ++i) Pairs::add(sums[row][i], x[row], columns[i]);
+    for (int row = 0; row < kRows; ++row) {
+      const uint32_t factor = Format::factor(x + row * stride, set);
+#pragma GCC unroll 16
+      for (int i = 0; i < kVectors; ++i) Format::add(sums[row][i], factor, factors[i]);
+    }
   }
-}
-
-template <int kRows>
-inline void load_words(const char* x, int64_t row_bytes, int64_t step, uint32_t (&words)[kRows]) {
-#pragma GCC unroll 16
-  for (int row = 0; row < kRows; ++row) std::memcpy(&words[row], x + row * row_bytes + 4 * step, 4);
 }
 
 // Few rows leave registers free: further sets of sums, for the steps that follow, shorten the
 // chains of dependent additions.
 constexpr int num_phases(int rows) {
-  const int most = kBlockRows * kVectors, sums = rows * kVectors;
-  return 4 * sums <= most ? 4 : 2 * sums <= most ? 2 : 1;
+  return 4 * rows <= kBlockRows ? 4 : 2 * rows <= kBlockRows ? 2 : 1;
 }
 
-// Products of kRows rows of x [.., depth] with kBlockColumns columns of a tile; `out` has rows of
-// kTileColumns.
-template <class Pairs, int kRows>
-void multiply_block(const typename Pairs::Element* x, int64_t depth, const char* weight,
+// A piece of a tile that is multiplied by a block of rows.
+struct Piece {
+  const char* words;
+  int64_t depth;         // elements of x along K
+  int64_t row_stride;    // elements between rows of x
+  bool is_first;         // else what is in `out` is added to
+  const char* ahead;     // what to fetch meanwhile
+  int64_t ahead_stride;  // bytes of that for each step
+};
+
+// Products of kRows rows with kBlockColumns columns; `out` has rows of kTileColumns.
+template <class Format, int kRows>
+void multiply_block(const Piece& piece, const typename Format::Element* x, int64_t column,
                     float* out) {
   constexpr int kPhases = num_phases(kRows);
-  const char* bytes = reinterpret_cast<const char*>(x);
-  const int64_t row_bytes = depth * static_cast<int64_t>(sizeof(typename Pairs::Element));
-  const int64_t steps = depth / Pairs::kPerWord;
+  const int64_t steps = piece.depth / Format::kPerWord, stride = piece.row_stride;
+  const char *words = piece.words + 4 * column, *ahead = piece.ahead + 4 * column;
+  out += column;
   Floats sums[kPhases][kRows][kVectors] = {};
-  uint32_t words[kRows];
   int64_t step = 0;
   for (; step + kPhases <= steps; step += kPhases) {
 #pragma GCC unroll 4
     for (int phase = 0; phase < kPhases; ++phase) {
-      const char* at = weight + (step + phase) * kStepBytes;
 #pragma GCC unroll 4
       for (int line = 0; line < kBlockColumns * 4; line += 64)
-        __builtin_prefetch(at + kPrefetchBytes + line);
-      load_words<kRows>(bytes, row_bytes, step + phase, words);
-      add_step<Pairs, kRows>(sums[phase], words, at);
+        // Into the second cache: the first has no room for what is asked for so early.
+        __builtin_prefetch(ahead + (step + phase) * piece.ahead_stride + line, 0, 2);
+      add_step<Format>(sums[phase], x + (step + phase) * Format::kPerWord, stride,
+                       words + (step + phase) * kStepBytes);
     }
   }
-  for (; step < steps; ++step) {
-    load_words<kRows>(bytes, row_bytes, step, words);
-    add_step<Pairs, kRows>(sums[0], words, weight + step * kStepBytes);
-  }
-  if (depth % Pairs::kPerWord) {
-    // The last element has no neighbour in its row; what follows in memory is not part of it.
-    for (int row = 0; row < kRows; ++row) {
-      words[row] = 0;
-      std::memcpy(&words[row], bytes + row * row_bytes + 4 * steps, sizeof(*x));
-    }
-    add_step<Pairs, kRows>(sums[0], words, weight + steps * kStepBytes);
+  for (; step < steps; ++step)
+    add_step<Format>(sums[0], x + step * Format::kPerWord, stride, words + step * kStepBytes);
+  if (const int64_t rest = piece.depth % Format::kPerWord) {
+    // The last elements have no neighbours in their rows; what follows in memory is not theirs.
+    typename Format::Element last[kRows][Format::kPerWord] = {};
+    for (int row = 0; row < kRows; ++row)
+      std::memcpy(last[row], x + row * stride + steps * Format::kPerWord, rest * sizeof(*x));
+    add_step<Format>(sums[0], last[0], Format::kPerWord, words + steps * kStepBytes);
   }
 #pragma GCC unroll 16
   for (int row = 0; row < kRows; ++row) {
@@ -138,52 +100,170 @@ void multiply_block(const typename Pairs::Element* x, int64_t depth, const char*
       for (int i = 0; i < kVectors; ++i) sums[0][row][i] += sums[phase][row][i];
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < kVectors; ++i)
-      std::memcpy(out + row * kTileColumns + i * kLanes, &sums[0][row][i], kVectorBytes);
-  }
-}
-
-// `multiply_block` for a number of rows that is known at run time, at most kRows.
-template <class Pairs, int kRows>
-inline void multiply_rows(int64_t rows, const typename Pairs::Element* x, int64_t depth,
-                          const char* weight, float* out) {
-  if constexpr (kRows > 1) {
-    if (rows < kRows) return multiply_rows<Pairs, kRows - 1>(rows, x, depth, weight, out);
-  }
-  multiply_block<Pairs, kRows>(x, depth, weight, out);
-}
-
-// Adds the bias and stores one row of a tile.
-template <class Element, class Output>
-inline void store_row(const float* sums, const Element* bias, int64_t columns, Output* out) {
-  for (int64_t i = 0; i < columns; ++i) narrow(sums[i] + (bias ? widen(bias[i]) : 0.0f), out + i);
-}
-
-template <class Pairs, class Output>
-void multiply_tile(const LinearProblem& p, int64_t tile) {
-  using Element = typename Pairs::Element;
-  const int64_t first = tile * kTileColumns, rest = p.num_columns - first;
-  const int64_t columns = rest < kTileColumns ? rest : kTileColumns;
-  const char* weight = static_cast<const char*>(p.weight) + tile * num_steps(p) * kStepBytes;
-  const Element* bias = p.bias ? static_cast<const Element*>(p.bias) + first : nullptr;
-  alignas(64) float sums[kBlockRows * kTileColumns];
-  for (int64_t row = 0; row < p.num_rows; row += kBlockRows) {
-    const int64_t rows = p.num_rows - row < kBlockRows ? p.num_rows - row : kBlockRows;
-    const Element* x = static_cast<const Element*>(p.x) + row * p.depth;
-    for (int64_t column = 0; column < columns; column += kBlockColumns)
-      multiply_rows<Pairs, kBlockRows>(rows, x, p.depth, weight + 4 * column, sums + column);
-    for (int64_t i = 0; i < rows; ++i) {
-      Output* out = static_cast<Output*>(p.y) + (row + i) * p.num_columns + first;
-      store_row(sums + i * kTileColumns, bias, columns, out);
+    for (int i = 0; i < kVectors; ++i) {
+      float* at = out + row * kTileColumns + i * kLanes;
+      store_floats(piece.is_first ? sums[0][row][i] : sums[0][row][i] + load_floats(at), at);
     }
   }
 }
 
-template <class Pairs>
-inline void multiply_typed_tile(const LinearProblem& p, int64_t tile) {
-  if (!p.is_bf16) return multiply_tile<Singles, float>(p, tile);
-  if (p.output_is_bf16) return multiply_tile<Pairs, uint16_t>(p, tile);
-  multiply_tile<Pairs, float>(p, tile);
+// `multiply_block` for all columns and a number of rows that is known at run time, at most kRows.
+template <class Format, int kRows>
+inline void multiply_rows(int64_t rows, const Piece& piece, const typename Format::Element* x,
+                          int64_t columns, float* out) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return multiply_rows<Format, kRows - 1>(rows, piece, x, columns, out);
+  }
+  for (int64_t column = 0; column < columns; column += kBlockColumns)
+    multiply_block<Format, kRows>(piece, x, column, out);
+}
+
+// The whole of `total` in equal parts of at most `most`: the size of a part.
+inline int64_t equal_parts(int64_t total, int64_t most) {
+  const int64_t parts = (total + most - 1) / most;
+  return parts ? (total + parts - 1) / parts : 1;
+}
+
+// Converts steps of int8 to words of the format `To`, in `out`.
+template <class Quads, class To>
+void convert_steps(int64_t steps, const char* words, char* out) {
+  constexpr int kPerStep = Quads::kPerWord / To::kPerWord;
+  for (int64_t at = 0; at < steps * kStepBytes; at += kVectorBytes) {
+    const int64_t step = at / kStepBytes, column = at % kStepBytes;
+    Words quads;
+    std::memcpy(&quads, words + at, sizeof quads);
+#pragma GCC unroll 4
+    for (int i = 0; i < kPerStep; ++i) {
+      Words converted;
+      if constexpr (Quads::kSets == kPerStep)
+        converted = Quads::expand(quads, i);
+      else  // pairs of bfloat16 from float32, whose lower halves are zero
+        converted = Quads::expand(quads, 2 * i) >> 16 | Quads::expand(quads, 2 * i + 1);
+      std::memcpy(out + (step * kPerStep + i) * kStepBytes + column, &converted, kVectorBytes);
+    }
+  }
+}
+
+// Bytes between asking for a word and reading it, where one block has all rows: the best of a few
+// on Zen 4, with 10 to 40 % between them.
+template <class Format>
+constexpr int64_t prefetch_bytes(int64_t rows) {
+  return Format::kPerWord == 4 ? 8192 : rows <= 4 ? 2048 : 16384;
+}
+
+// Products of a group of rows, at most kGroupRows, with a tile in `Format`. Where that are several
+// blocks, each piece is converted first, if `Used` is another format.
+template <class Format, class Used>
+void multiply_group(int64_t rows, const typename Format::Element* x, int64_t depth,
+                    const char* words, int64_t columns, float* out) {
+  if (rows <= kBlockRows) {
+    const Piece all{words, depth, depth, true, words + prefetch_bytes<Format>(rows), kStepBytes};
+    return multiply_rows<Format, kBlockRows>(rows, all, x, columns, out);
+  }
+  constexpr bool kConverts = Format::kPerWord != Used::kPerWord;
+  constexpr int64_t kPieceDepth = kPieceSteps * Used::kPerWord;
+  constexpr int64_t kPieceBytes = kPieceDepth / Format::kPerWord * kStepBytes;
+  alignas(64) char converted[kConverts ? kPieceSteps * kStepBytes : 1];
+  const int64_t block_rows = equal_parts(rows, kBlockRows);
+  const int64_t blocks = (rows + block_rows - 1) / block_rows;
+  int64_t first = 0;
+  do {
+    const int64_t rest = depth - first, piece_depth = rest < kPieceDepth ? rest : kPieceDepth;
+    Piece piece{words, piece_depth, depth, first == 0, words + kPieceBytes,
+                kPieceBytes / kPieceSteps / blocks};
+    if constexpr (kConverts) {
+      const int64_t steps = (piece_depth + Format::kPerWord - 1) / Format::kPerWord;
+      convert_steps<Format, Used>(steps, words, converted);
+      piece.words = converted;
+    }
+    for (int64_t row = 0; row < rows; row += block_rows) {
+      const int64_t block = rows - row < block_rows ? rows - row : block_rows;
+      multiply_rows<Used, kBlockRows>(block, piece, x + row * depth + first, columns,
+                                      out + row * kTileColumns);
+      piece.ahead += kPieceSteps * piece.ahead_stride;  // the blocks share what is next
+    }
+    first += kPieceDepth;
+    words += kPieceBytes;
+  } while (first < depth);  // once at least: no inputs give zeros
+}
+
+// A tile of one weight: where its columns begin, and its words.
+struct Tile {
+  const LinearWeight* weight;
+  int64_t index, first, columns;
+};
+
+inline Tile locate(const LinearWeight& weight, int64_t tile) {
+  const int64_t first = tile * kTileColumns, rest = weight.num_columns - first;
+  return {&weight, tile, first, rest < kTileColumns ? rest : kTileColumns};
+}
+
+inline const char* words_of(const LinearProblem& p, const Tile& tile) {
+  return static_cast<const char*>(tile.weight->words) + tile.index * num_steps(p) * kStepBytes;
+}
+
+// Computes and stores a tile; with a gate, `value` is the tile that it scales.
+template <class Format, class Used, class Output>
+void run_tile(const LinearProblem& p, const Tile& tile, const Tile& value) {
+  using Element = typename Format::Element;
+  const LinearWeight& weight = *tile.weight;
+  const int64_t first = tile.first, columns = tile.columns;
+  const bool is_gate = p.activation != Activation::kNone;
+  alignas(64) float sums[kGroupRows * kTileColumns], values[kGroupRows * kTileColumns];
+  const int64_t group_rows = equal_parts(p.num_rows, kGroupRows);
+  for (int64_t row = 0; row < p.num_rows; row += group_rows) {
+    const int64_t rows = p.num_rows - row < group_rows ? p.num_rows - row : group_rows;
+    const Element* x = static_cast<const Element*>(p.x) + row * p.depth;
+    multiply_group<Format, Used>(rows, x, p.depth, words_of(p, tile), columns, sums);
+    if (is_gate)
+      multiply_group<Format, Used>(rows, x, p.depth, words_of(p, value), columns, values);
+    for (int64_t i = 0; i < rows; ++i) {
+      float* products = sums + i * kTileColumns;
+      finish_products<Element>(weight, first, columns, products);
+      if (is_gate) {
+        finish_products<Element>(*value.weight, first, columns, values + i * kTileColumns);
+        apply_gates(p.activation, values + i * kTileColumns, products);
+      }
+      if (p.best_values) {
+        const int64_t at = tile.index * p.num_rows + row + i;
+        find_best(products, columns, p.best_values + at, p.best_columns + at);
+        p.best_columns[at] += static_cast<int32_t>(first);
+        continue;
+      }
+      const int64_t at = (row + i) * weight.num_columns + first;
+      const Element* residual = p.residual ? static_cast<const Element*>(p.residual) + at : nullptr;
+      store_row(products, residual, columns, static_cast<Output*>(weight.y) + at);
+    }
+  }
+}
+
+// Computes the tile with the given number, counted through all weights, in `Format`; many rows in
+// `Used`.
+template <class Format, class Used = Format>
+void compute_tile(const LinearProblem& p, int64_t number) {
+  const bool is_gate = p.activation != Activation::kNone;
+  const LinearWeight* weight = p.weights;
+  if (!is_gate)
+    for (; number >= num_tiles(weight->num_columns); ++weight)
+      number -= num_tiles(weight->num_columns);
+  const Tile tile = locate(*weight, number), value = locate(p.weights[is_gate], number);
+  if (sizeof(typename Format::Element) == 2 && p.output_is_bf16)
+    run_tile<Format, Used, uint16_t>(p, tile, value);
+  else
+    run_tile<Format, Used, float>(p, tile, value);
+}
+
+// The tile function of an instruction set: `Pairs` multiplies bfloat16, `Quads` bfloat16 by int8.
+template <class Pairs, class Quads>
+void compute_typed_tile(const LinearProblem& p, int64_t number) {
+  if (p.weight_type == WeightType::kFloat32)
+    compute_tile<Singles>(p, number);
+  else if (p.weight_type == WeightType::kBfloat16)
+    compute_tile<Pairs>(p, number);
+  else if (p.is_bf16)
+    compute_tile<Quads, Pairs>(p, number);
+  else
+    compute_tile<WidenedQuads<float>, Singles>(p, number);
 }
 
 }  // namespace

@@ -1,14 +1,14 @@
-// The tile for any CPU: vectors of 16 bytes, which SSE2 and NEON have.
+// The kernels for any CPU: vectors of 16 bytes, which SSE2 and NEON have.
 namespace paged {
 namespace {
 constexpr int kVectorBytes = 16, kBlockColumns = 16, kBlockRows = 2;
-}
+}  // namespace
 }  // namespace paged
 
 #include "linear_kernel.h"
+#include "rms_norm.h"
 
 namespace paged {
-void linear_tile_portable(const LinearProblem& p, int64_t tile) {
-  multiply_typed_tile<WidenedPairs>(p, tile);
-}
+const LinearKernels kLinearPortable = {compute_typed_tile<WidenedPairs, WidenedQuads<uint16_t>>,
+                                       normalize};
 }  // namespace paged

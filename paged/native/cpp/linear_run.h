@@ -1,4 +1,4 @@
-// A linear layer on a thread pool: which tiles go together.
+// Linear layers on a thread pool: which tiles go together, what comes before and after them.
 #pragma once
 
 #include <algorithm>
@@ -9,17 +9,48 @@
 namespace paged {
 
 template <class Pool>
-void run_linear(Pool& pool, const LinearProblem& p, TileFunction compute_tile) {
-  // Items of up to 256 KiB of weights keep the counter quiet, and eight per layer or more even out
+void run_linear(Pool& pool, const LinearProblem& p, const LinearKernels& kernels) {
+  // Items of up to 256 KiB of weights keep the counter quiet, and eight per call or more even out
   // threads that start late.
   const int64_t tiles = num_tiles(p);
-  const int64_t tile_bytes = std::max<int64_t>(1, num_steps(p) * kTileColumns * 4);
+  const int64_t tile_bytes = std::max<int64_t>(1, num_steps(p) * kStepBytes);
   const int64_t per_item =
       std::max<int64_t>(1, std::min<int64_t>(tiles / 8, (int64_t{256} << 10) / tile_bytes));
+  const auto compute_tile = kernels.compute_tile;
   parallel_for(pool, (tiles + per_item - 1) / per_item, [=](int64_t item) {
     const int64_t end = std::min(tiles, (item + 1) * per_item);
     for (int64_t tile = item * per_item; tile < end; ++tile) compute_tile(p, tile);
   });
+}
+
+template <class Pool>
+void run_norm(Pool& pool, const NormProblem& p, const LinearKernels& kernels) {
+  // An item of 16 Ki elements takes microseconds, about what waking a thread does.
+  const int64_t rows = std::max<int64_t>(1, (int64_t{16} << 10) / std::max<int64_t>(1, p.size));
+  const auto normalize = kernels.normalize;
+  parallel_for(pool, (p.num_rows + rows - 1) / rows, [=](int64_t item) {
+    normalize(p, item * rows, std::min(p.num_rows, (item + 1) * rows));
+  });
+}
+
+// From the best of each tile to the best of each row, [num_rows]: the first that is largest, or the
+// last column if there is a NaN.
+inline void choose_best(const LinearProblem& p, int32_t* columns) {
+  const int64_t rows = p.num_rows;
+  // The values of tile 0 become the largest so far.
+  float* most = p.best_values;
+  std::copy(p.best_columns, p.best_columns + rows, columns);
+  for (int64_t tile = 1; tile < num_tiles(p); ++tile)
+    for (int64_t row = 0; row < rows; ++row) {
+      const float value = p.best_values[tile * rows + row];
+      // False for a NaN that is kept; a new one replaces it, which makes no difference.
+      if (value > most[row] || value != value) {
+        most[row] = value;
+        columns[row] = p.best_columns[tile * rows + row];
+      }
+    }
+  for (int64_t row = 0; row < rows; ++row)
+    if (most[row] != most[row]) columns[row] = static_cast<int32_t>(p.weights[0].num_columns - 1);
 }
 
 }  // namespace paged

@@ -1,5 +1,6 @@
 """What the Mosaic backend takes, where it runs, and who serves what it leaves."""
 
+import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
@@ -9,6 +10,7 @@ import pytest
 
 from paged import backends
 from paged.attention import plan_attention, ragged_paged_attention
+from paged.attention_call import AttentionCall
 from paged.kv_write import write_kv
 from paged.mosaic.plan import AttentionPlan
 from paged.mosaic.support import unsupported, why_no_assembler
@@ -18,27 +20,42 @@ def struct(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
+USUAL = AttentionCall(
+    num_tokens=64,
+    num_q_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    block_size=16,
+    q_dtype="bfloat16",
+    kv_cache_dtype="bfloat16",
+)
+
+
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_usual_shapes_are_taken(head_dim: int, block_size: int, dtype: str):
-    q = struct((8, 32, head_dim), dtype)
-    assert unsupported(q, struct((9, 2, 8, block_size, head_dim), dtype)) is None
+    call = dataclasses.replace(
+        USUAL, head_dim=head_dim, block_size=block_size, q_dtype=dtype, kv_cache_dtype=dtype
+    )
+    assert unsupported(call) is None
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "block_size", "q_dtype", "cache_dtype", "reason"),
+    ("change", "reason"),
     [
-        (80, 16, "bfloat16", "bfloat16", "head_dim=80 is none of 64, 128, 256"),
-        (64, 8, "bfloat16", "bfloat16", "block_size=8 is none of 16, 32, 64, 128"),
-        (64, 16, "float32", "float32", "q is float32, none of bfloat16, float16"),
-        (64, 16, "bfloat16", "float8_e4m3fn", "the cache is float8_e4m3fn, not bfloat16 like q"),
+        ({"head_dim": 80}, "head_dim=80 is none of 64, 128, 256"),
+        ({"block_size": 8}, "block_size=8 is none of 16, 32, 64, 128"),
+        ({"num_q_heads": 65, "num_kv_heads": 1}, "65 q heads share a kv head, more than 64"),
+        ({"q_dtype": "float32"}, "q is float32, none of bfloat16, float16"),
+        (
+            {"kv_cache_dtype": "float8_e4m3fn"},
+            "the cache is float8_e4m3fn, not bfloat16 like q",
+        ),
     ],
 )
-def test_what_is_not_taken_has_a_reason(head_dim, block_size, q_dtype, cache_dtype, reason: str):
-    q = struct((8, 4, head_dim), q_dtype)
-    cache = struct((9, 2, 4, block_size, head_dim), cache_dtype)
-    assert unsupported(q, cache) == reason
+def test_what_is_not_taken_has_a_reason(change: dict, reason: str):
+    assert unsupported(dataclasses.replace(USUAL, **change)) == reason
 
 
 class Device:
@@ -146,16 +163,9 @@ def test_shapes_that_are_not_taken_are_refused():
 
 
 def make_plan(num_tokens: int):
+    static = dataclasses.replace(USUAL, num_tokens=num_tokens)
     return jax.eval_shape(
-        functools.partial(
-            plan_attention,
-            num_tokens=num_tokens,
-            num_q_heads=32,
-            num_kv_heads=8,
-            block_size=16,
-            backend="mosaic",
-        ),
-        *call(num_tokens)[2:],
+        functools.partial(plan_attention, call=static, backend="mosaic"), *call(num_tokens)[2:]
     )
 
 

@@ -2,75 +2,33 @@
 //
 // Every array is a heap block of its own of exactly the size it should have, so that reading or
 // writing one element beyond it is seen. Prints what differs from a plain loop in double.
+#include <atomic>
 #include <cmath>
-#include <condition_variable>
 #include <cstdio>
 #include <cstring>
-#include <functional>
-#include <mutex>
-#include <queue>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "cpu_level.h"
 #include "linear_run.h"
+#include "pool.h"
 
 namespace {
 
-// Threads that run what is scheduled, as XLA's pool does.
-class Pool {
- public:
-  explicit Pool(int threads) {
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
-  }
-  ~Pool() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      closed_ = true;
-    }
-    wake_.notify_all();
-    for (auto& thread : threads_) thread.join();
-  }
-  int64_t num_threads() const { return static_cast<int64_t>(threads_.size()); }
-  template <class F>
-  void Schedule(F f) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      tasks_.push(f);
-    }
-    wake_.notify_one();
-  }
-
- private:
-  void Work() {
-    for (;;) {
-      std::unique_lock<std::mutex> lock(mutex_);
-      wake_.wait(lock, [this] { return closed_ || !tasks_.empty(); });
-      if (tasks_.empty()) return;
-      auto task = std::move(tasks_.front());
-      tasks_.pop();
-      lock.unlock();
-      task();
-    }
-  }
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::queue<std::function<void()>> tasks_;
-  bool closed_ = false;
-  std::vector<std::thread> threads_;
-};
-
-float from_bf16(uint16_t value) {
+double value_of(float value) { return value; }
+double value_of(int8_t value) { return value; }
+double value_of(uint16_t value) {
   const uint32_t bits = uint32_t{value} << 16;
   float result;
   std::memcpy(&result, &bits, sizeof result);
   return result;
 }
 
-// Multiples of 1/8, exact in bfloat16, with sums that are exact in float32.
+// Multiples of 1/8, exact in bfloat16, with sums that are exact in float32; eighths of an int8 are
+// its scale.
 template <class T>
 T make(int eighths) {
+  if constexpr (sizeof(T) == 1) return static_cast<T>(eighths);
   const float value = static_cast<float>(eighths) / 8;
   if constexpr (sizeof(T) == 4) return value;
   uint32_t bits;
@@ -78,42 +36,122 @@ T make(int eighths) {
   return static_cast<T>(bits >> 16);
 }
 
-float value_of(float value) { return value; }
-float value_of(uint16_t value) { return from_bf16(value); }
+template <class T>
+std::vector<T> fill(std::mt19937& random, int64_t size) {
+  std::vector<T> values(size);
+  for (auto& value : values) value = make<T>(static_cast<int>(random() % 17) - 8);
+  values.shrink_to_fit();
+  return values;
+}
+
+// A weight of type W [n, k], and its bias and scales.
+template <class T, class W>
+struct Weight {
+  Weight(std::mt19937& random, int64_t n, int64_t k)
+      : values(fill<W>(random, n * k)), bias(fill<T>(random, n)), scales(n, 0.125f) {}
+
+  double product(const T* x, int64_t column, int64_t k) const {
+    double sum = 0;
+    for (int64_t j = 0; j < k; ++j) sum += value_of(x[j]) * value_of(values[column * k + j]);
+    return (sizeof(W) == 1 ? sum / 8 : sum) + value_of(bias[column]);
+  }
+
+  paged::LinearWeight pack(int64_t n, int64_t k, float* y) {
+    const int64_t per_word = 4 / sizeof(W), steps = (k + per_word - 1) / per_word;
+    packed.assign(paged::num_tiles(n) * steps * 64 * per_word, W{});
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t j = 0; j < k; ++j)
+        packed[(((i / 64) * steps + j / per_word) * 64 + i % 64) * per_word + j % per_word] =
+            values[i * k + j];
+    return {packed.data(), sizeof(W) == 1 ? scales.data() : nullptr, bias.data(), y, n};
+  }
+
+  std::vector<W> values, packed;
+  std::vector<T> bias;
+  std::vector<float> scales;
+};
+
+enum class Mode { kPlain, kResidual, kTwo, kGated, kBest };
+
+template <class T, class W>
+bool check(Pool& pool, int level, int64_t m, int64_t n, int64_t k, Mode mode) {
+  std::mt19937 random(static_cast<unsigned>(m * 131 + n * 17 + k));
+  const std::vector<T> x = fill<T>(random, m * k), residual = fill<T>(random, m * n);
+  const bool has_two = mode == Mode::kTwo || mode == Mode::kGated;
+  Weight<T, W> first(random, n, k), second(random, has_two ? n : 0, k);
+  std::vector<float> y(m * n, NAN), y2(m * n, NAN), best_values;
+  std::vector<int32_t> best_columns, best(m, -1);
+  paged::LinearProblem p{};
+  p.x = x.data();
+  p.num_rows = m;
+  p.depth = k;
+  p.num_weights = has_two ? 2 : 1;
+  p.weights[0] = first.pack(n, k, y.data());
+  if (has_two) p.weights[1] = second.pack(n, k, y2.data());
+  p.weight_type = sizeof(W) == 1   ? paged::WeightType::kInt8
+                  : sizeof(W) == 2 ? paged::WeightType::kBfloat16
+                                   : paged::WeightType::kFloat32;
+  p.is_bf16 = sizeof(T) == 2;
+  if (mode == Mode::kResidual) p.residual = residual.data();
+  if (mode == Mode::kGated) p.activation = paged::Activation::kSilu;
+  if (mode == Mode::kBest) {
+    best_values.resize(paged::num_tiles(p) * m);
+    best_columns.resize(paged::num_tiles(p) * m);
+    p.weights[0].bias = nullptr;
+    p.weights[0].y = nullptr;
+    p.best_values = best_values.data();
+    p.best_columns = best_columns.data();
+  }
+  paged::run_linear(pool, p, *paged::linear_kernels(level));
+  if (mode == Mode::kBest) paged::choose_best(p, best.data());
+  bool is_right = true;
+  for (int64_t row = 0; row < m; ++row) {
+    int64_t largest = 0;
+    double most = -INFINITY;
+    for (int64_t i = 0; i < n; ++i) {
+      double expected = first.product(&x[row * k], i, k), allowed = 0;
+      if (mode == Mode::kBest) expected -= value_of(first.bias[i]);
+      if (expected > most) most = expected, largest = i;
+      if (mode == Mode::kBest) continue;
+      if (mode == Mode::kResidual) expected += value_of(residual[row * n + i]);
+      if (mode == Mode::kGated) {
+        expected = expected / (1 + std::exp(-expected)) * second.product(&x[row * k], i, k);
+        allowed = 1e-6 * std::fabs(expected) + 1e-30;
+      }
+      is_right &= std::fabs(y[row * n + i] - expected) <= allowed;
+      if (mode == Mode::kTwo) is_right &= y2[row * n + i] == second.product(&x[row * k], i, k);
+    }
+    if (mode == Mode::kBest) is_right &= best[row] == largest;
+  }
+  if (!is_right)
+    std::printf("level %d, mode %d, types of %zu and %zu bytes: %ld x %ld x %ld differs\n", level,
+                static_cast<int>(mode), sizeof(T), sizeof(W), static_cast<long>(m),
+                static_cast<long>(n), static_cast<long>(k));
+  return is_right;
+}
 
 template <class T>
-bool check(Pool& pool, int level, int64_t m, int64_t n, int64_t k, bool with_bias) {
-  std::mt19937 random(static_cast<unsigned>(m * 131 + n * 17 + k));
-  auto fill = [&](size_t size) {
-    std::vector<T> values(size);
-    for (auto& value : values) value = make<T>(static_cast<int>(random() % 17) - 8);
-    values.shrink_to_fit();
-    return values;
-  };
-  const std::vector<T> x = fill(m * k), w = fill(n * k), bias = fill(n);
-  std::vector<float> y(m * n, NAN);
-  paged::LinearProblem p{x.data(), nullptr, with_bias ? bias.data() : nullptr, y.data(), m, k, n,
-                         sizeof(T) == 2, false};
-  const int64_t per_word = 4 / sizeof(T), steps = paged::num_steps(p);
-  std::vector<T> packed(paged::num_tiles(p) * steps * paged::kTileColumns * per_word, T{});
-  for (int64_t i = 0; i < n; ++i)
-    for (int64_t j = 0; j < k; ++j)
-      packed[(((i / 64) * steps + j / per_word) * 64 + i % 64) * per_word + j % per_word] =
-          w[i * k + j];
-  p.weight = packed.data();
-  paged::run_linear(pool, p, paged::tile_function(level));
-  for (int64_t row = 0; row < m; ++row)
-    for (int64_t i = 0; i < n; ++i) {
-      double expected = with_bias ? value_of(bias[i]) : 0;
-      for (int64_t j = 0; j < k; ++j)
-        expected += double{value_of(x[row * k + j])} * double{value_of(w[i * k + j])};
-      if (y[row * n + i] != static_cast<float>(expected)) {
-        std::printf("level %d: [%ld, %ld] of %ld x %ld x %ld is %g, not %g\n", level,
-                    static_cast<long>(row), static_cast<long>(i), static_cast<long>(m),
-                    static_cast<long>(n), static_cast<long>(k), y[row * n + i], expected);
+bool check_norm(Pool& pool, int level, int64_t m, int64_t size) {
+  std::mt19937 random(static_cast<unsigned>(m * 131 + size));
+  const std::vector<T> x = fill<T>(random, m * size), weight = fill<T>(random, size);
+  std::vector<T> y(m * size);
+  const float epsilon = 0.5f;
+  paged::run_norm(pool, {x.data(), weight.data(), y.data(), m, size, epsilon, sizeof(T) == 2},
+                  *paged::linear_kernels(level));
+  for (int64_t row = 0; row < m; ++row) {
+    double squares = 0;
+    for (int64_t i = 0; i < size; ++i) squares += std::pow(value_of(x[row * size + i]), 2);
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(size) + epsilon);
+    for (int64_t i = 0; i < size; ++i) {
+      const double expected = value_of(x[row * size + i]) * scale * value_of(weight[i]);
+      const double allowed = std::fabs(expected) * (sizeof(T) == 2 ? 1.0 / 256 : 1e-6);
+      if (!(std::fabs(value_of(y[row * size + i]) - expected) <= allowed)) {
+        std::printf("level %d: the norm of %ld x %ld differs\n", level, static_cast<long>(m),
+                    static_cast<long>(size));
         return false;
       }
     }
+  }
   return true;
 }
 
@@ -123,15 +161,24 @@ int main() {
   int failures = 0, checks = 0;
   for (int threads : {1, 4}) {
     Pool pool(threads);
-    for (int level = 0; level <= paged::best_level(); ++level)
-      for (int64_t m : {1, 2, 3, 5, 6, 7, 13})
-        for (int64_t n : {1, 63, 64, 200, 1300})
-          for (int64_t k : {1, 2, 9, 66})
-            for (bool with_bias : {false, true}) {
-              failures += !check<float>(pool, level, m, n, k, with_bias);
-              failures += !check<uint16_t>(pool, level, m, n, k, with_bias);
-              checks += 2;
-            }
+    for (int level = 0; level <= paged::best_level(); ++level) {
+      for (int64_t m : {1, 3, 6, 7, 13, 100})
+        for (int64_t n : {1, 64, 200, 1300})
+          for (int64_t k : {1, 9, 66, 300}) {
+            if (m == 100 && n * k > 20000) continue;
+            const Mode mode = static_cast<Mode>(checks / 4 % 5);
+            failures += !check<float, float>(pool, level, m, n, k, mode);
+            failures += !check<uint16_t, uint16_t>(pool, level, m, n, k, mode);
+            failures += !check<float, int8_t>(pool, level, m, n, k, mode);
+            failures += !check<uint16_t, int8_t>(pool, level, m, n, k, mode);
+            checks += 4;
+          }
+      for (int64_t m : {1, 100})
+        for (int64_t size : {1, 63, 64, 600}) {
+          failures += !check_norm<float>(pool, level, m, size);
+          failures += !check_norm<uint16_t>(pool, level, m, size);
+        }
+    }
     // Loops inside tasks of the same pool, all of whose threads wait in such loops.
     std::atomic<int> inner{0};
     paged::parallel_for(pool, 64, [&](int64_t) {

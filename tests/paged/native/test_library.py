@@ -59,7 +59,7 @@ def test_no_compiler_is_an_error_where_native_is_asked_for(no_compiler, tmp_path
         resolve("native", cache_dir=tmp_path / "cache")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_kernels_that_compute_something_else_are_not_used(
     native, monkeypatch, caplog, tmp_path_factory, dtype
 ):

@@ -1,5 +1,7 @@
 """The kernels and the parallel loop under the compiler's sanitizers, in a program of their own."""
 
+import concurrent.futures
+import os
 import pathlib
 import subprocess
 
@@ -7,8 +9,8 @@ import pytest
 
 from paged.native.build import SOURCES, BuildError, find_compiler, flags_of
 
-KERNELS = [path for path in sorted(SOURCES.glob("*.cc")) if path.name != "linear_ffi.cc"]
-DRIVER = pathlib.Path(__file__).with_name("linear_driver.cc")
+KERNELS = [path for path in sorted(SOURCES.glob("*.cc")) if not path.name.endswith("_ffi.cc")]
+DRIVERS = sorted(pathlib.Path(__file__).parent.glob("*_driver.cc"))
 
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
@@ -18,14 +20,21 @@ def test_kernels_pass_the_sanitizers(tmp_path, sanitizers):
     except BuildError as error:
         pytest.skip(f"missing tool: {error}")
     checks = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-O1", "-g1", "-Werror"]
-    objects = []
-    for source in [*KERNELS, DRIVER]:
-        objects.append(f"{tmp_path}/{source.stem}.o")
+
+    def compiled(source: pathlib.Path) -> str:
+        target = f"{tmp_path}/{source.stem}.o"
         flags = [*flags_of(source.name), *checks, "-I", str(SOURCES)]
-        run(compiler, *flags, "-c", str(source), "-o", objects[-1])
-    program = tmp_path / "driver"
-    run(compiler, *checks, "-pthread", *objects, "-o", str(program))
-    assert run(str(program)).endswith(" 0 failures\n")
+        run(compiler, *flags, "-c", str(source), "-o", target)
+        return target
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        kernels = [pool.submit(compiled, source) for source in KERNELS]
+        drivers = [pool.submit(compiled, source) for source in DRIVERS]
+        objects = [future.result() for future in kernels]
+        for driver in drivers:
+            program = driver.result().removesuffix(".o")
+            run(compiler, *checks, "-pthread", driver.result(), *objects, "-o", program)
+            assert run(program).endswith(" 0 failures\n")
 
 
 def run(*command: str) -> str:

@@ -8,14 +8,20 @@ import pytest
 
 from paged import backends
 from paged.attention import ragged_paged_attention
+from paged.attention_call import AttentionCall
 from paged.kv_write import write_kv
-from paged.triton.support import unsupported
+from paged.triton import support
 
 # What is asked for before a kernel is imported needs no Triton.
 
 
 def struct(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def unsupported(q: jax.ShapeDtypeStruct, kv_cache: jax.ShapeDtypeStruct) -> str | None:
+    options = {"sliding_window": None, "soft_cap": None, "kv_scales": None, "sinks": None}
+    return support.unsupported(AttentionCall.of(q, kv_cache, **options))
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])

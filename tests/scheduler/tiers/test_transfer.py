@@ -114,7 +114,7 @@ def test_blocks_come_back_byte_for_byte(tmp_path, dtype: str, count: int, tiers:
         assert block_bytes_of(cache, block_id) == block_bytes_of(after_step, block_id)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
 def test_only_the_leading_good_blocks_are_written(tmp_path, dtype: str):
     cache, arrays = random_cache(dtype)
     transfer, manager = open_manager(dtype, folder=tmp_path)

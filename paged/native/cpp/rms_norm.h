@@ -1,0 +1,47 @@
+// Root-mean-square normalisation of rows; arXiv:1910.07467.
+#pragma once
+
+#include "linear.h"
+#include "vectors.h"
+
+namespace paged {
+namespace {
+
+template <class Element>
+void normalize_row(const Element* x, const Element* weight, int64_t size, float epsilon,
+                   Element* y) {
+  // Four sums shorten the chain of dependent additions.
+  Floats squares[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= size; i += 4 * kLanes)
+    for (int part = 0; part < 4; ++part) {
+      float values[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane) values[lane] = widen(x[i + part * kLanes + lane]);
+      const Floats wide = load_floats(values);
+      squares[part] += wide * wide;
+    }
+  const Floats all = (squares[0] + squares[1]) + (squares[2] + squares[3]);
+  float sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) sum += all[lane];
+  for (; i < size; ++i) sum += widen(x[i]) * widen(x[i]);
+  const float scale = 1.0f / __builtin_sqrtf(sum / static_cast<float>(size) + epsilon);
+  for (i = 0; i < size; ++i) narrow(widen(x[i]) * scale * widen(weight[i]), y + i);
+}
+
+template <class Element>
+void normalize_typed_rows(const NormProblem& p, int64_t first, int64_t last) {
+  for (int64_t row = first; row < last; ++row)
+    normalize_row(static_cast<const Element*>(p.x) + row * p.size,
+                  static_cast<const Element*>(p.weight), p.size, p.epsilon,
+                  static_cast<Element*>(p.y) + row * p.size);
+}
+
+void normalize(const NormProblem& p, int64_t first, int64_t last) {
+  if (p.is_bf16)
+    normalize_typed_rows<uint16_t>(p, first, last);
+  else
+    normalize_typed_rows<float>(p, first, last);
+}
+
+}  // namespace
+}  // namespace paged
