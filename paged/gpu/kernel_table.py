@@ -7,7 +7,7 @@ prints it. A test compares it with the page, so both change together.
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,7 @@ class Call:
       table_width: blocks of a sequence, at most.
       block_size: tokens of a block.
       backend: of the attention.
+      targets: what it is compiled for.
     """
 
     num_tokens: int
@@ -55,9 +56,10 @@ class Call:
     table_width: int = 512
     block_size: int = 16
     backend: str = "triton"
+    targets: tuple[str, ...] = TABLE_TARGETS
 
 
-CALLS: Mapping[str, Call] = {
+CALLS: dict[str, Call] = {
     "decode, head size 128": Call(64),
     "decode, 128, e4m3 cache": Call(64, cache_dtype="float8_e4m3fn"),
     "mixed, head size 128": Call(2048),
@@ -68,16 +70,28 @@ CALLS: Mapping[str, Call] = {
     "mixed, head size 256": Call(2048, head_dim=256),
 }
 
-# Mosaic's kernel, which is for prefill and for Hopper.
-MOSAIC_CALLS: Mapping[str, Call] = {
-    "Mosaic, head size 128": Call(2048, backend="mosaic"),
-    "Mosaic, 128, blocks of 64": Call(2048, block_size=64, backend="mosaic"),
+# Mosaic's kernel, which is for prefill.
+MOSAIC_CALLS: dict[str, Call] = {
+    "Mosaic, head size 128": Call(2048, backend="mosaic", targets=("h200", "b200")),
+    "Mosaic, 128, blocks of 64": Call(2048, block_size=64, backend="mosaic", targets=("h200",)),
     "Mosaic, 64, group 8, window, sinks": Call(
-        2048, head_dim=64, group=8, sliding_window=128, has_sinks=True, backend="mosaic"
+        2048,
+        head_dim=64,
+        group=8,
+        sliding_window=128,
+        has_sinks=True,
+        backend="mosaic",
+        targets=("h200", "b200"),
     ),
-    "Mosaic, head size 256": Call(2048, head_dim=256, backend="mosaic"),
+    "Mosaic, head size 256": Call(2048, head_dim=256, backend="mosaic", targets=("h200",)),
 }
-MOSAIC_TARGETS = ("h200",)
+
+
+def cases() -> Iterator[tuple[str, str]]:
+    """Yield the calls and targets of the table, by name."""
+    for name, call in (CALLS | MOSAIC_CALLS).items():
+        for target_name in call.targets:
+            yield name, target_name
 
 
 def compile_call(target: Target, call: Call) -> Report:
@@ -147,10 +161,9 @@ HEADER = """\
 def main() -> None:
     """Print the table."""
     print(HEADER)
-    for calls, targets in ((CALLS, TABLE_TARGETS), (MOSAIC_CALLS, MOSAIC_TARGETS)):
-        for name, call in calls.items():
-            for target in map(Target, targets):
-                print("\n".join(rows(name, target, compile_call(target, call))), flush=True)
+    for name, target_name in cases():
+        target, call = Target(target_name), (CALLS | MOSAIC_CALLS)[name]
+        print("\n".join(rows(name, target, compile_call(target, call))), flush=True)
 
 
 if __name__ == "__main__":

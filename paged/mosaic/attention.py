@@ -1,4 +1,4 @@
-"""The Mosaic backend of `ragged_paged_attention`: prefill on NVIDIA Hopper.
+"""The Mosaic backend of `ragged_paged_attention`: prefill on NVIDIA Hopper and Blackwell.
 
 Batches of decodes go to the Triton backend where it can run, because splitting contexts is what
 they need. In a mixed batch decodes take this kernel like the rest, one tile each.
@@ -13,11 +13,17 @@ from jax import Array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged import backends
-from paged.gpu.traits import current_gpu
+from paged.attention_call import AttentionCall
+from paged.gpu.traits import Gpu, current_gpu
+from paged.mosaic import support
 from paged.mosaic.kernel import run_kernel
 from paged.mosaic.plan import AttentionPlan, make_plan
-from paged.mosaic.spec import AttentionSpec, fold
-from paged.mosaic.support import unsupported as unsupported
+from paged.mosaic.spec import AttentionSpec, fold, tile_rows_of
+
+
+def unsupported(call: AttentionCall) -> str | None:
+    """Return why the kernel cannot serve a call here, or None if it can."""
+    return support.unsupported(call, current_gpu().compute_capability)
 
 
 def plan(
@@ -45,12 +51,13 @@ def plan(
             sliding_window=sliding_window,
         )
         return triton_plan
+    tile_rows = tile_rows_of(current_gpu().compute_capability)
     return make_plan(
         block_tables,
         seq_lens,
         query_start_loc,
         num_tokens=num_tokens,
-        rows_per_item=fold(num_q_heads // num_kv_heads).rows_per_item,
+        rows_per_item=fold(num_q_heads // num_kv_heads, tile_rows).rows_per_item,
         sliding_window=sliding_window,
     )
 
@@ -83,7 +90,7 @@ def attend(
         return output
     return attend_with(
         None,
-        current_gpu().num_multiprocessors,
+        current_gpu(),
         q,
         kv_cache,
         plan,
@@ -97,7 +104,7 @@ def attend(
 
 def attend_with(
     interpret: plgpu.InterpretGPUParams | None,
-    num_programs: int,
+    gpu: Gpu,
     q: Array,
     kv_cache: Array,
     plan: AttentionPlan,
@@ -108,7 +115,7 @@ def attend_with(
     kv_scales: Array | None,
     sinks: Array | None,
 ) -> Array:
-    """Return the same by so many programs, compiled, or interpreted as `interpret` says."""
+    """Return the same as it is done on a GPU: compiled, or interpreted as `interpret` says."""
     spec = AttentionSpec(
         num_q_heads=q.shape[1],
         num_kv_heads=kv_cache.shape[2],
@@ -117,7 +124,8 @@ def attend_with(
         scale=scale,
         sliding_window=sliding_window,
         soft_cap=soft_cap,
-        num_programs=num_programs,
+        num_programs=gpu.num_multiprocessors,
+        tile_rows=tile_rows_of(gpu.compute_capability),
     )
     return run_kernel(q, kv_cache, plan, kv_scales, sinks, spec, interpret)
 

@@ -1,10 +1,10 @@
-"""Ragged paged attention for Hopper: TMA, wgmma, warp specialisation and a persistent grid.
+"""Ragged paged attention: TMA, the tensor cores, warp specialisation and a persistent grid.
 
 A program has three warpgroups. One loads queries, and the blocks of keys and values that the block
-table names, into shared memory (`paged/mosaic/loading.py`). The other two multiply, 64 rows each,
-and take turns at it: while one has the tensor cores, the other does its softmax
-(`paged/mosaic/computing.py`). Programs are as many as multiprocessors and walk over the items of
-the plan. Source: FlashAttention-3, arXiv:2407.08608; online softmax, arXiv:2205.14135.
+table names, into shared memory (`paged/mosaic/loading.py`). The other two compute a tile of rows
+each: while one has the tensor cores, the other does its softmax (`paged/mosaic/hopper.py`,
+`paged/mosaic/blackwell.py`). Programs are as many as multiprocessors and walk over the items of the
+plan. Source: FlashAttention-3, arXiv:2407.08608; online softmax, arXiv:2205.14135.
 """
 
 from typing import Any
@@ -15,12 +15,13 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from paged.mosaic.computing import Computing
+from paged.mosaic.blackwell import BlackwellComputing
+from paged.mosaic.hopper import HopperComputing
 from paged.mosaic.loading import Loading
 from paged.mosaic.plan import AttentionPlan
 from paged.mosaic.refs import Inputs, Shared
 from paged.mosaic.schedule import Schedule
-from paged.mosaic.spec import COMPUTE_WARPGROUPS, ROW_UNIT, TILE_ROWS, AttentionSpec
+from paged.mosaic.spec import COMPUTE_WARPGROUPS, ROW_UNIT, AttentionSpec
 
 
 def run_kernel(
@@ -91,28 +92,46 @@ def _program(
 
     @pl.when(warpgroup < COMPUTE_WARPGROUPS)
     def _() -> None:
-        Computing(inputs, output, shared, schedule, spec, interpret is not None).run()
+        if spec.is_blackwell:
+            BlackwellComputing(inputs, output, shared, schedule, spec).run()
+        else:
+            is_interpreted = interpret is not None
+            HopperComputing(inputs, output, shared, schedule, spec, is_interpreted).run()
 
 
 def _scratch(spec: AttentionSpec, dtype: Any) -> dict[str, Any]:
     """Return what `Shared` is made of."""
     swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-    tile = (COMPUTE_WARPGROUPS, TILE_ROWS)
+    tile = (COMPUTE_WARPGROUPS, spec.tile_rows)
     keys = (spec.num_stages, spec.tile_keys, spec.head_dim)
     num_slabs = COMPUTE_WARPGROUPS * spec.folding.num_heads
     loaded = plgpu.Barrier(num_arrivals=spec.copies_per_tile, num_barriers=spec.num_stages)
     used = plgpu.Barrier(num_arrivals=COMPUTE_WARPGROUPS, num_barriers=spec.num_stages)
+    both = plgpu.Barrier(num_arrivals=COMPUTE_WARPGROUPS)
     return {
         "q": plgpu.SMEM((*tile, spec.head_dim), dtype, transforms=swizzled),
         "k": plgpu.SMEM(keys, dtype, transforms=swizzled),
         "v": plgpu.SMEM(keys, dtype, transforms=swizzled),
         "output": plgpu.SMEM((*tile, spec.store_columns), dtype),
         "q_ready": plgpu.Barrier(num_arrivals=num_slabs),
-        "q_free": plgpu.Barrier(num_arrivals=COMPUTE_WARPGROUPS),
+        "q_free": both,
         "k_ready": loaded,
         "k_free": used,
         "v_ready": loaded,
         "v_free": used,
         "v_clean": plgpu.Barrier(num_barriers=spec.num_stages),
-        "turn": plgpu.Barrier(num_arrivals=COMPUTE_WARPGROUPS),
+        **(_tensor_memory(spec, dtype) if spec.is_blackwell else {"turn": both}),
+    }
+
+
+def _tensor_memory(spec: AttentionSpec, dtype: Any) -> dict[str, Any]:
+    """Return the same for what Blackwell alone has."""
+    keys, columns = (COMPUTE_WARPGROUPS * n for n in (spec.tile_keys, spec.head_dim))
+    multiplied = plgpu.Barrier(num_barriers=COMPUTE_WARPGROUPS, orders_tensor_core=True)
+    return {
+        "scores": plgpu.TMEM((spec.tile_rows, keys), jnp.float32),
+        "weights": plgpu.TMEM((spec.tile_rows, keys), dtype, packed=True),
+        "weighted": plgpu.TMEM((spec.tile_rows, columns), jnp.float32),
+        "scores_ready": multiplied,
+        "weighted_ready": multiplied,
     }

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 
 @jax.tree_util.register_dataclass
@@ -34,13 +35,16 @@ class Shared:
     """Shared memory of a program, and the barriers by which it changes hands.
 
     Attributes:
-      q: `[2, 64, head_dim]`, a tile of queries for each computing warpgroup.
+      q: `[2, tile_rows, head_dim]`, a tile of queries for each computing warpgroup.
       k, v: `[num_stages, tile_keys, head_dim]`.
-      output: `[2, 64, store_columns]`.
+      output: `[2, tile_rows, store_columns]`.
       q_ready, k_ready, v_ready: loaded, by stage; computing may read.
       q_free, k_free, v_free: read by all, by stage; loading may overwrite.
       v_clean: the values that nobody may see are zeros now, by stage.
-      turn: the other computing warpgroup has had its turn at the tensor cores.
+      turn: on Hopper, the other computing warpgroup has had its turn at the tensor cores.
+      scores, weights: on Blackwell, `[128, 2 * tile_keys]` of tensor memory, half a warpgroup's.
+      weighted: `[128, 2 * head_dim]`, likewise.
+      scores_ready, weighted_ready: multiplied, by warpgroup.
     """
 
     q: Any
@@ -54,4 +58,16 @@ class Shared:
     v_ready: Any
     v_free: Any
     v_clean: Any
-    turn: Any
+    turn: Any = None
+    scores: Any = None
+    weights: Any = None
+    weighted: Any = None
+    scores_ready: Any = None
+    weighted_ready: Any = None
+
+    def declare_free(self) -> None:
+        """Say, as a computing warpgroup, that everything may be loaded into: at first it may."""
+        plgpu.barrier_arrive(self.q_free)
+        for stage in range(self.k.shape[0]):
+            plgpu.barrier_arrive(self.k_free.at[stage])
+            plgpu.barrier_arrive(self.v_free.at[stage])

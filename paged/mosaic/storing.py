@@ -1,5 +1,6 @@
 """Rows of a tile to the output, and only those that are the sequence's own."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,16 +12,18 @@ from paged.mosaic.schedule import Work
 from paged.mosaic.spec import AttentionSpec
 
 
-def store(rows: Array, output: Any, shared: Any, work: Work, spec: AttentionSpec) -> None:
-    """Write this warpgroup's rows, `[64, head_dim]`, through its half of shared memory.
+def store(
+    rows: Callable[[int, int], Array], output: Any, shared: Any, work: Work, spec: AttentionSpec
+) -> None:
+    """Write this warpgroup's rows through its half of shared memory.
 
     Returns before they have arrived. A slab that is all the sequence's own leaves at once, one
     that is shared with another sequence row by row.
 
     Args:
-      rows: float32.
+      rows: returns columns of them, from the first to the end, `[tile_rows, columns]` float32.
       output: reference to the kernel's output.
-      shared: `[2, 64, store_columns]`.
+      shared: `[2, tile_rows, store_columns]`.
       work: whose rows they are.
       spec: constants.
     """
@@ -36,7 +39,7 @@ def store(rows: Array, output: Any, shared: Any, work: Work, spec: AttentionSpec
         columns = pl.ds(column, spec.store_columns)
         # What left before must have been read.
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        mine[...] = rows[:, column : column + spec.store_columns].astype(output.dtype)
+        mine[...] = rows(column, column + spec.store_columns).astype(output.dtype)
         plgpu.commit_smem()
         for slab in range(folding.num_heads):
             head, first = work.first_head + slab, slab * folding.num_tokens

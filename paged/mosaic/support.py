@@ -5,6 +5,7 @@ import re
 from paged.attention_call import AttentionCall
 
 HEAD_DIMS = (64, 128, 256)
+MAX_BLACKWELL_HEAD_DIM = 128
 BLOCK_SIZES = (16, 32, 64, 128)
 DTYPES = ("bfloat16", "float16")
 # What the Triton backend takes, which serves decodes.
@@ -16,11 +17,14 @@ _FIRST_BAD: tuple[int, ...] = (12, 8)
 _FIRST_GOOD: tuple[int, ...] = (12, 9, 86)
 
 
-def unsupported(call: AttentionCall) -> str | None:
-    """Return why the kernel cannot serve a call, or None if it can."""
+def unsupported(call: AttentionCall, compute_capability: int) -> str | None:
+    """Return why the kernel cannot serve a call on a GPU, or None if it can."""
     group = call.num_q_heads // call.num_kv_heads
     if call.head_dim not in HEAD_DIMS:
         return f"head_dim={call.head_dim} is none of {_listed(HEAD_DIMS)}"
+    if call.head_dim > MAX_BLACKWELL_HEAD_DIM and compute_capability >= 100:
+        # Of 512 columns of tensor memory, two tiles of 256 dimensions are all.
+        return f"head_dim={call.head_dim} is more than {MAX_BLACKWELL_HEAD_DIM}, on Blackwell"
     if call.block_size not in BLOCK_SIZES:
         return f"block_size={call.block_size} is none of {_listed(BLOCK_SIZES)}"
     if group > MAX_GROUP:
@@ -34,13 +38,12 @@ def unsupported(call: AttentionCall) -> str | None:
 
 def why_no_gpu(compute_capability: str) -> str | None:
     """Return why the kernel cannot run on a GPU, or None if it can."""
-    if compute_capability == "9.0":
+    if compute_capability in ("9.0", "10.0"):
         return None
-    reason = f"it needs an NVIDIA GPU of compute capability 9.0 (Hopper), not {compute_capability}"
-    if compute_capability.startswith("10."):
-        # wgmma is Hopper's alone: Blackwell has tcgen05, with sums in a memory of its own.
-        reason += ", which would need a kernel of its own"
-    return reason
+    return (
+        "it needs an NVIDIA GPU of compute capability 9.0 (Hopper) or 10.0 (Blackwell), not "
+        f"{compute_capability}"
+    )
 
 
 def why_no_assembler(nvcc_version: str | None, cuda_version: int | None) -> str | None:

@@ -7,13 +7,15 @@ import pytest
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from paged.gpu.traits import Gpu
 from tests.paged.mosaic import interpreted
+from tests.paged.mosaic.interpreted import BLACKWELL, HOPPER
 from tests.paged.oracle import Batch, Shape, assert_matches, make_batch
 
 # Poison is multiplied, and then masked.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in matmul:RuntimeWarning")
 
-# Slabs of 16 rows, items of 32, tiles of 128 keys in 4 loads.
+# On Hopper: slabs of 16 rows, items of 32, tiles of 128 keys in 4 loads.
 MIXED = Shape(48, 4, 10, 32, 2, 4, 64, "bfloat16")
 # Slabs of 8 rows for 7 heads, tiles in 8 loads.
 WINDOW = Shape(40, 4, 20, 16, 1, 7, 64, "float16", sliding_window=70, soft_cap=20.0, has_sinks=True)
@@ -38,7 +40,7 @@ def _state_of_the_interpreter_ends_with_the_test():
 
 
 @pytest.mark.parametrize("name", sorted(FEATURES))
-def test_every_feature_equals_dense_attention(name: str):
+def test_every_feature_equals_dense_attention_on_hopper(name: str):
     shape, seqs = FEATURES[name]
     batch = make_batch(shape, seqs, seed=1)
     assert_matches(interpreted.attend(batch), batch)
@@ -46,7 +48,8 @@ def test_every_feature_equals_dense_attention(name: str):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("shape", [MIXED, WINDOW], ids=["mixed", "window"])
-def test_random_ragged_batches_equal_dense_attention(shape: Shape, seed: int):
+@pytest.mark.parametrize("gpu", [HOPPER, BLACKWELL], ids=["hopper", "blackwell"])
+def test_random_ragged_batches_equal_dense_attention(gpu: Gpu, shape: Shape, seed: int):
     rng = np.random.default_rng(seed)
     edges = [1, 31, 32, 33, 127, 128, 129, 255, 256, 257, shape.max_context]
     seqs: list[tuple[int, int]] = []
@@ -59,18 +62,19 @@ def test_random_ragged_batches_equal_dense_attention(shape: Shape, seed: int):
             rows_left -= query
     shared_blocks = 0 if shape.sliding_window else int(rng.integers(3))
     batch = make_batch(shape, seqs, seed, shared_blocks)
-    assert_matches(interpreted.attend(batch), batch)
+    assert_matches(interpreted.attend(batch, gpu), batch)
 
 
-def test_empty_batch_and_empty_sequences_give_zeros():
+@pytest.mark.parametrize("gpu", [HOPPER, BLACKWELL], ids=["hopper", "blackwell"])
+def test_empty_batch_and_empty_sequences_give_zeros(gpu: Gpu):
     empty = make_batch(MIXED, [], seed=2)
-    assert_matches(interpreted.attend(empty), empty)
+    assert_matches(interpreted.attend(empty, gpu), empty)
     batch = make_batch(MIXED, [(20, 7), (30, 30)], seed=4)
     tables, seq_lens = np.zeros_like(batch.block_tables), np.zeros_like(batch.seq_lens)
     tables[[0, 2]], seq_lens[[0, 2]] = batch.block_tables[:2], batch.seq_lens[:2]
     starts = np.array([0, 7, 7, 37, 37], np.int32)
     spread = Batch(MIXED, batch.q, batch.kv_cache, tables, seq_lens, starts)
-    assert_matches(interpreted.attend(spread), spread)
+    assert_matches(interpreted.attend(spread, gpu), spread)
 
 
 def test_race_detector_sees_a_race():

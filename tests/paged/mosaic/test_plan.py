@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from paged.mosaic.plan import AttentionPlan, make_plan
-from paged.mosaic.spec import TILE_ROWS, fold
+from paged.mosaic.spec import TCGEN05_ROWS, WGMMA_ROWS, fold
 
 ROWS = 32
 STATIC = ("num_tokens", "rows_per_item", "sliding_window")
@@ -86,11 +86,16 @@ def test_number_of_items_is_enough_for_any_batch():
         assert rows == 256
 
 
-def test_every_group_is_folded_into_a_tile():
+@pytest.mark.parametrize("tile_rows", [WGMMA_ROWS, TCGEN05_ROWS])
+def test_every_group_is_folded_into_a_tile(tile_rows: int):
     for group in range(1, 65):
-        folding = fold(group)
+        folding = fold(group, tile_rows)
         assert group % folding.num_heads == 0
-        assert folding.num_heads * folding.num_tokens <= TILE_ROWS
-        assert folding.num_tokens in (8, 16, 32, 64)
-    assert [fold(group).num_heads for group in (1, 4, 7, 8, 12, 16)] == [1, 4, 7, 8, 6, 8]
-    assert [fold(group).num_tokens for group in (1, 3, 4, 7, 8)] == [64, 16, 16, 8, 8]
+        assert folding.num_heads * folding.num_tokens <= tile_rows
+        assert folding.num_tokens in (8, 16, 32, 64, 128)
+
+
+def test_groups_share_tiles_evenly():
+    assert [fold(group, 64).num_heads for group in (1, 4, 7, 8, 12, 16)] == [1, 4, 7, 8, 6, 8]
+    assert [fold(group, 64).num_tokens for group in (1, 3, 4, 7, 8)] == [64, 16, 16, 8, 8]
+    assert [fold(group, 128).num_tokens for group in (1, 3, 4, 7, 16)] == [128, 32, 32, 16, 8]

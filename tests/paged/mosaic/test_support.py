@@ -38,7 +38,7 @@ def test_usual_shapes_are_taken(head_dim: int, block_size: int, dtype: str):
     call = dataclasses.replace(
         USUAL, head_dim=head_dim, block_size=block_size, q_dtype=dtype, kv_cache_dtype=dtype
     )
-    assert unsupported(call) is None
+    assert unsupported(call, 90) is None
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,13 @@ def test_usual_shapes_are_taken(head_dim: int, block_size: int, dtype: str):
     ],
 )
 def test_what_is_not_taken_has_a_reason(change: dict, reason: str):
-    assert unsupported(dataclasses.replace(USUAL, **change)) == reason
+    assert unsupported(dataclasses.replace(USUAL, **change), 90) == reason
+
+
+def test_blackwell_takes_smaller_heads():
+    assert unsupported(USUAL, 100) is None
+    reason = unsupported(dataclasses.replace(USUAL, head_dim=256), 100)
+    assert reason == "head_dim=256 is more than 128, on Blackwell"
 
 
 class Device:
@@ -88,15 +94,16 @@ def no_nvcc_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_nvcc_package")
-def test_hopper_is_served():
-    assert resolve(Device("9.0", "PJRT C API\ncuda 13000")) == "mosaic"
+@pytest.mark.parametrize("capability", ["9.0", "10.0"])
+def test_hopper_and_blackwell_are_served(capability: str):
+    assert resolve(Device(capability, "PJRT C API\ncuda 13000")) == "mosaic"
 
 
 @pytest.mark.parametrize(
     ("capability", "reason"),
     [
-        ("8.0", r"capability 9.0 \(Hopper\), not 8.0; use"),
-        ("10.0", r"9.0 \(Hopper\), not 10.0, which would need a kernel of its own; use"),
+        ("8.0", r"9.0 \(Hopper\) or 10.0 \(Blackwell\), not 8.0; use"),
+        ("12.0", r"9.0 \(Hopper\) or 10.0 \(Blackwell\), not 12.0; use"),
         ("gfx942", r"it needs an NVIDIA GPU .*, not gfx942"),
     ],
 )
