@@ -149,9 +149,9 @@ class Target:
           options: compiler options of XLA.
         """
         with backends.compiling_for(self.device), tempfile.TemporaryDirectory() as folder:
-            lowered = jitted.lower(*args)
             mosaic_folder = pathlib.Path(folder) / "mosaic"
             with dumping_to(mosaic_folder):
+                lowered = jitted.lower(*args)
                 compiled = lowered.compile(
                     compiler_options={
                         "xla_gpu_autotune_level": 0,

@@ -61,16 +61,14 @@ class BlackwellComputing:
         plgpu.barrier_wait(self.shared.q_ready)
         total = self._fold_all(work, first_step)
         plgpu.barrier_arrive(self.shared.q_free)
-        has_keys = work.num_tiles > 0
         last_step = first_step + work.num_tiles - 1
-        pl.when(has_keys)(lambda: self._finish_values(last_step))
+        pl.when(work.num_tiles > 0)(lambda: self._finish_values(last_step))
+        pl.when(work.num_tiles == 0)(self._clear)
 
         def rows(first: int, end: int) -> Array:
             columns = self._weighted.at[:, pl.ds(first, end - first)]
             part = plgpu.async_load_tmem(columns, layout=_TILE)
             plgpu.wait_load_tmem()
-            # Nothing was ever written there without keys.
-            part = jnp.where(has_keys, part, jnp.zeros_like(part))
             return softmax.normalize(part, total, self.inputs, work)
 
         store(rows, self.output, self.shared.output, work, self.spec)
@@ -139,6 +137,13 @@ class BlackwellComputing:
         products: Array = plgpu.async_load_tmem(mine, layout=_TILE)
         plgpu.wait_load_tmem()
         return products
+
+    def _clear(self) -> None:
+        """Set the weighted values to zero: without keys, no product does."""
+        shape = (self.spec.tile_rows, self.spec.head_dim)
+        zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), _TILE)
+        plgpu.async_store_tmem(self._weighted, zeros)
+        plgpu.commit_tmem()
 
     def _finish_values(self, step: Array) -> None:
         """Wait until the values of a step have been weighed."""

@@ -1,6 +1,7 @@
 """The arithmetic of the online softmax, whatever multiplies: logits are to base 2."""
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -32,7 +33,7 @@ def open_tiles(work: Work, spec: AttentionSpec) -> tuple[Array, Array]:
 
 
 def first_sums(
-    inputs: Inputs, work: Work, spec: AttentionSpec, by_row: plgpu.SomeLayout
+    inputs: Inputs, work: Work, spec: AttentionSpec, by_row: Any
 ) -> tuple[Array, Array]:
     """Return the largest logit and the sum of weights of no keys, or of each row's sink."""
     sinks, folding, shape = inputs.sinks, spec.folding, (spec.tile_rows,)
@@ -62,7 +63,7 @@ def mask(
     work: Work,
     first_key: Array,
     spec: AttentionSpec,
-    by_row: plgpu.SomeLayout,
+    by_row: Any,
 ) -> Array:
     """Return the scores with those of keys that a row does not see far below all others.
 
