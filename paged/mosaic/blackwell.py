@@ -16,7 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from paged.mosaic import softmax
 from paged.mosaic.refs import Inputs, Shared
 from paged.mosaic.schedule import Schedule, Work, remainder
-from paged.mosaic.spec import COMPUTE_REGISTERS, AttentionSpec
+from paged.mosaic.spec import AttentionSpec
 from paged.mosaic.storing import store
 from paged.mosaic.values import clean_values
 
@@ -52,7 +52,7 @@ class BlackwellComputing:
 
     def run(self) -> None:
         """Compute and store the output of all work of the schedule."""
-        plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
+        plgpu.set_max_registers(self.spec.registers[0], action="increase")
         self.shared.declare_free()
         self.schedule.for_each(self._attend)
         plgpu.wait_smem_to_gmem(0)

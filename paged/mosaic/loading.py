@@ -10,7 +10,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged.mosaic.refs import Inputs, Shared
 from paged.mosaic.schedule import Schedule, Work, divide, remainder
-from paged.mosaic.spec import COMPUTE_WARPGROUPS, LOAD_REGISTERS, ROW_UNIT, AttentionSpec
+from paged.mosaic.spec import COMPUTE_WARPGROUPS, ROW_UNIT, AttentionSpec
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Loading:
 
     def run(self) -> None:
         """Load everything that the schedule asks for, as room becomes free."""
-        plgpu.set_max_registers(LOAD_REGISTERS, action="decrease")
+        plgpu.set_max_registers(self.spec.registers[1], action="decrease")
         self.schedule.for_each(self._load)
         # A barrier must not be left while it still counts.
         plgpu.barrier_wait(self.shared.q_free)

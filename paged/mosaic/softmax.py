@@ -32,9 +32,7 @@ def open_tiles(work: Work, spec: AttentionSpec) -> tuple[Array, Array]:
     return start, jnp.maximum(jnp.minimum(num_open, work.num_tiles), start)
 
 
-def first_sums(
-    inputs: Inputs, work: Work, spec: AttentionSpec, by_row: Any
-) -> tuple[Array, Array]:
+def first_sums(inputs: Inputs, work: Work, spec: AttentionSpec, by_row: Any) -> tuple[Array, Array]:
     """Return the largest logit and the sum of weights of no keys, or of each row's sink."""
     sinks, folding, shape = inputs.sinks, spec.folding, (spec.tile_rows,)
     total = jnp.full(shape, 0.0 if sinks is None else 1.0, jnp.float32)

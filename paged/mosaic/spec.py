@@ -8,9 +8,6 @@ WGMMA_ROWS, TCGEN05_ROWS = 64, 128
 # Warpgroups that compute; one more loads.
 COMPUTE_WARPGROUPS = 2
 
-# Of a thread. 2 x 128 threads x 232 and 128 x 40 are the 65,536 of a multiprocessor, nearly.
-COMPUTE_REGISTERS, LOAD_REGISTERS = 232, 40
-
 # Rows of a swizzle pattern in shared memory: what a tile can be cut into, and a TMA load of part
 # of an array has to start at a multiple of.
 ROW_UNIT = 8
@@ -108,6 +105,15 @@ class AttentionSpec:
     def num_stages(self) -> int:
         """Tiles of keys and values that are being loaded or in use at a time."""
         return 3 if self.is_blackwell else 2
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a thread that computes, and of one that loads.
+
+        2 x 128 threads and 128 share 65,536. Small heads need less, and each choice is the one that
+        spills nothing.
+        """
+        return (224, 56) if self.head_dim <= 64 else (232, 40)
 
     @property
     def copy_keys(self) -> int:

@@ -22,10 +22,15 @@ CASES = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def tools() -> None:
+def tools():
     for name in TOOLS:
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"missing tool: {name}, of the extra `aot`")
+    yield
+    from paged.gpu.kernel_table import process_for
+
+    for target_name in {target_name for _, target_name in CASES}:
+        process_for(target_name).shutdown()
 
 
 @functools.cache
@@ -37,9 +42,9 @@ def target(name: str):
 
 @functools.cache
 def report(name: str, target_name: str):
-    from paged.gpu.kernel_table import MOSAIC_CALLS, compile_call
+    from paged.gpu.kernel_table import compile_case, process_for
 
-    return compile_call(target(target_name), MOSAIC_CALLS[name])
+    return process_for(target_name).submit(compile_case, name, target_name).result()
 
 
 @pytest.mark.parametrize(("name", "target_name"), CASES)
