@@ -75,7 +75,6 @@ CALLS: dict[str, Call] = {
 # Mosaic's kernel, which is for prefill.
 MOSAIC_CALLS: dict[str, Call] = {
     "Mosaic, head size 128": Call(2048, backend="mosaic", targets=("h200", "b200")),
-    "Mosaic, 128, blocks of 64": Call(2048, block_size=64, backend="mosaic", targets=("h200",)),
     "Mosaic, 64, group 8, window, sinks": Call(
         2048,
         head_dim=64,
@@ -83,7 +82,7 @@ MOSAIC_CALLS: dict[str, Call] = {
         sliding_window=128,
         has_sinks=True,
         backend="mosaic",
-        targets=("h200", "b200"),
+        targets=("h200",),
     ),
     "Mosaic, head size 256": Call(2048, head_dim=256, backend="mosaic", targets=("h200",)),
 }

@@ -17,6 +17,7 @@ from paged.mosaic.spec import AttentionSpec
 from paged.mosaic.storing import store
 from paged.mosaic.values import clean_values
 
+_ACCUMULATOR = plgpu.ACC  # type: ignore[attr-defined]
 _TILE = plgpu.Layout.WGMMA
 _BY_ROW = plgpu.Layout.WGMMA.reduce(1)
 _BY_COLUMN = plgpu.Layout.WGMMA.reduce(0)
@@ -118,7 +119,7 @@ class HopperComputing:
             return result
 
         shape = (self.spec.tile_rows, self.spec.tile_keys)
-        products: Array = pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
+        products: Array = pl.run_scoped(multiply, _ACCUMULATOR(shape, jnp.float32))
         plgpu.barrier_arrive(self.shared.k_free.at[stage])
         return products
 
@@ -138,7 +139,7 @@ class HopperComputing:
             plgpu.wgmma(products, weights, self.shared.v.at[stage])
             meanwhile()
 
-        result: Array = pl.run_state(multiply)(plgpu.ACC.init(weighted))
+        result: Array = pl.run_state(multiply)(_ACCUMULATOR.init(weighted))
         return result
 
     def _columns(self) -> Array:

@@ -101,7 +101,10 @@ def _program(
 
 def _scratch(spec: AttentionSpec, dtype: Any) -> dict[str, Any]:
     """Return what `Shared` is made of."""
-    swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    swizzled = (
+        plgpu.TilingTransform((8, 64)),  # type: ignore[abstract]
+        plgpu.SwizzleTransform(128),  # type: ignore[abstract]
+    )
     tile = (COMPUTE_WARPGROUPS, spec.tile_rows)
     keys = (spec.num_stages, spec.tile_keys, spec.head_dim)
     num_slabs = COMPUTE_WARPGROUPS * spec.folding.num_heads

@@ -110,10 +110,9 @@ class AttentionSpec:
     def registers(self) -> tuple[int, int]:
         """Registers of a thread that computes, and of one that loads.
 
-        2 x 128 threads and 128 share 65,536. Small heads need less, and each choice is the one that
-        spills nothing.
+        2 x 128 threads and 128 share 65,536; each choice is the one that spills nothing.
         """
-        return (224, 56) if self.head_dim <= 64 else (232, 40)
+        return (224, 56) if self.head_dim <= 64 and not self.is_blackwell else (232, 40)
 
     @property
     def copy_keys(self) -> int:

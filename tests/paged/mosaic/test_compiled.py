@@ -14,9 +14,7 @@ TOOLS = ("triton", "jax_triton", "jax_cuda12_plugin")
 CASES = [
     ("Mosaic, head size 128", "h200"),
     ("Mosaic, head size 128", "b200"),
-    ("Mosaic, 128, blocks of 64", "h200"),
     ("Mosaic, 64, group 8, window, sinks", "h200"),
-    ("Mosaic, 64, group 8, window, sinks", "b200"),
     ("Mosaic, head size 256", "h200"),
 ]
 

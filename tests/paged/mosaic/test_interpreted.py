@@ -15,14 +15,12 @@ from tests.paged.oracle import Batch, Shape, assert_matches, make_batch
 # Poison is multiplied, and then masked.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in matmul:RuntimeWarning")
 
-# On Hopper: slabs of 16 rows, items of 32, tiles of 128 keys in 4 loads.
-MIXED = Shape(48, 4, 10, 32, 2, 4, 64, "bfloat16")
+# On Hopper: slabs of 16 rows, items of 32, tiles of 128 keys in 4 loads; the last rows of the last
+# slab are not there.
+MIXED = Shape(45, 4, 10, 32, 2, 4, 64, "bfloat16")
 # Slabs of 8 rows for 7 heads, tiles in 8 loads.
 WINDOW = Shape(40, 4, 20, 16, 1, 7, 64, "float16", sliding_window=70, soft_cap=20.0, has_sinks=True)
 FEATURES = {
-    "one_head_a_group": (Shape(96, 3, 4, 64, 2, 1, 64, "float16"), [(180, 80), (128, 1)]),
-    # The last rows of the last slab are not there.
-    "odd_number_of_rows": (Shape(37, 3, 6, 32, 1, 4, 64, "float16"), [(150, 30), (40, 2)]),
     # Two tiles of 8 heads share a kv head.
     "scales": (Shape(24, 3, 3, 128, 1, 16, 64, "bfloat16", has_kv_scales=True), [(300, 5), (9, 8)]),
     # Tiles of 64 keys, two in a block; rows leave in halves.
@@ -46,7 +44,7 @@ def test_every_feature_equals_dense_attention_on_hopper(name: str):
     assert_matches(interpreted.attend(batch), batch)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("shape", [MIXED, WINDOW], ids=["mixed", "window"])
 @pytest.mark.parametrize("gpu", [HOPPER, BLACKWELL], ids=["hopper", "blackwell"])
 def test_random_ragged_batches_equal_dense_attention(gpu: Gpu, shape: Shape, seed: int):
