@@ -43,7 +43,7 @@ class EngineConfig:
         scale per output; activations stay as they are. None keeps them in `dtype`.
       seed: seed of the requests that bring none.
       attention_backend: "auto", "native" (the C++ kernels, on a CPU), "triton" (on an NVIDIA GPU),
-        "mosaic" (for prefill, on Hopper) or "xla"; the names are promises.
+        "mosaic" (for prefill, on Hopper and Blackwell) or "xla"; the names are promises.
       linear_backend: "auto", "native" or "xla", for matrix products.
       max_num_queued_reqs: most requests waiting before `AsyncEngine` refuses new ones; None: no
         bound. (`LLM` is handed its whole queue at once and refuses none of it.)
