@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from paged.attention import AttentionPlan, plan_attention, ragged_paged_attention
 from paged.attention_call import AttentionCall
@@ -67,7 +67,8 @@ class Attention(nnx.Module):
         Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
     ]:
         """Return x plus the attention over `norm(x)`, and the cache with this step's keys."""
-        q, k, v = project(x, self.q_proj, self.k_proj, self.v_proj, norm=norm)
+        num_rows = metadata.num_rows
+        q, k, v = project(x, self.q_proj, self.k_proj, self.v_proj, norm=norm, num_rows=num_rows)
         backend = self.attention_backend
         q, kv_cache = rotate_and_write_kv(
             q, k, v, kv_cache, *cos_sin, metadata.slot_mapping, backend=backend
@@ -82,7 +83,7 @@ class Attention(nnx.Module):
             backend=backend,
             plan=plan,
         )
-        return self.o_proj(mixed, residual=x), kv_cache
+        return self.o_proj(mixed, residual=x, num_rows=num_rows), kv_cache
 
 
 class MLP(nnx.Module):
@@ -100,11 +101,13 @@ class MLP(nnx.Module):
         self.down_proj = project("TF,DF->TD", embed, mlp)
 
     def __call__(
-        self, x: Float[Array, "num_tokens hidden"], norm: RMSNorm
+        self, x: Float[Array, "num_tokens hidden"], norm: RMSNorm, num_rows: Int[Array, "1"]
     ) -> Float[Array, "num_tokens hidden"]:
-        """Return x plus the MLP of `norm(x)`."""
-        mixed = project_gated(x, self.gate_proj, self.up_proj, activation="silu", norm=norm)
-        return self.down_proj(mixed, residual=x)
+        """Return x plus the MLP of `norm(x)`; rows from `num_rows` on are padding."""
+        mixed = project_gated(
+            x, self.gate_proj, self.up_proj, activation="silu", norm=norm, num_rows=num_rows
+        )
+        return self.down_proj(mixed, residual=x, num_rows=num_rows)
 
 
 class DecoderLayer(nnx.Module):
@@ -144,7 +147,7 @@ class DecoderLayer(nnx.Module):
     ]:
         """Return the residual stream after this layer, and the layer's updated cache."""
         x, kv_cache = self.attention(x, self.attention_norm, kv_cache, cos_sin, metadata, plan)
-        return self.mlp(x, self.mlp_norm), kv_cache
+        return self.mlp(x, self.mlp_norm, metadata.num_rows), kv_cache
 
 
 class _CachePlace(NamedTuple):

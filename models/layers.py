@@ -71,14 +71,18 @@ class Linear(nnx.Module):
         self,
         x: Float[Array, "num_tokens ..."],
         residual: Float[Array, "num_tokens ..."] | None = None,
+        num_rows: Int[Array, "1"] | None = None,
     ) -> Float[Array, "num_tokens ..."]:
-        """Return the product, plus `residual`, in x's dtype, which is the weight's."""
+        """Return the product, plus `residual`, in x's dtype, which is the weight's.
+
+        Rows from `num_rows` on, if that is given, are padding and hold garbage.
+        """
         packed = self.packed()
         if packed is None:
             y = self._product(x)
             return y if residual is None else residual + y
         rows = None if residual is None else _rows(residual)
-        (y,) = packed_linear(_rows(x), [packed], residual=rows)
+        (y,) = packed_linear(_rows(x), [packed], residual=rows, num_rows=num_rows)
         return y.reshape(x.shape[0], *self.output_shape)
 
     def packed(self) -> PackedWeight | None:
@@ -145,14 +149,20 @@ class RMSNorm(nnx.Module):
 
 
 def project(
-    x: Float[Array, "num_tokens size"], *layers: Linear, norm: RMSNorm | None = None
+    x: Float[Array, "num_tokens size"],
+    *layers: Linear,
+    norm: RMSNorm | None = None,
+    num_rows: Int[Array, "1"] | None = None,
 ) -> tuple[Float[Array, "num_tokens ..."], ...]:
-    """Return the products of one input, or of what `norm` makes of it, with each layer."""
+    """Return the products of one input, or of what `norm` makes of it, with each layer.
+
+    Rows from `num_rows` on, if that is given, are padding and hold garbage.
+    """
     packed = _all_packed(layers)
     if packed is None:
         rows = x if norm is None else norm(x)
         return tuple(layer(rows) for layer in layers)
-    outputs = packed_linear(x, packed, norm=_packed_norm(norm))
+    outputs = packed_linear(x, packed, norm=_packed_norm(norm), num_rows=num_rows)
     shapes = [(x.shape[0], *layer.output_shape) for layer in layers]
     return tuple(y.reshape(shape) for y, shape in zip(outputs, shapes, strict=True))
 
@@ -164,6 +174,7 @@ def project_gated(
     *,
     activation: str,
     norm: RMSNorm | None = None,
+    num_rows: Int[Array, "1"] | None = None,
 ) -> Float[Array, "num_tokens ..."]:
     """Return `activation(gate(x)) * up(x)`, of what `norm` makes of x if there is one.
 
@@ -172,6 +183,7 @@ def project_gated(
       gate, up: layers of equal output shapes.
       activation: a name in `ACTIVATIONS`.
       norm: applied to x first.
+      num_rows: rows from it on are padding and hold garbage.
 
     Source: arXiv:2002.05202.
     """
@@ -179,7 +191,9 @@ def project_gated(
     if packed is None:
         rows = x if norm is None else norm(x)
         return ACTIVATIONS[activation](gate(rows)) * up(rows)
-    (y,) = packed_linear(x, packed, norm=_packed_norm(norm), activation=activation)
+    (y,) = packed_linear(
+        x, packed, norm=_packed_norm(norm), activation=activation, num_rows=num_rows
+    )
     return y.reshape(x.shape[0], *gate.output_shape)
 
 

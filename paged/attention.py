@@ -159,6 +159,7 @@ def _implementation(backend: str, call: AttentionCall) -> ModuleType:
         backend,
         backends.current_platform(),
         unsupported=lambda candidate: unsupported(candidate, call),
+        fastest=backends.FASTEST_ATTENTION,
     )
     return importlib.import_module(_MODULES[name])
 

@@ -113,8 +113,8 @@ BACKENDS: Mapping[str, Backend] = {
 PREFERENCE: Mapping[str, tuple[str, ...]] = {"cpu": ("native",), "gpu": ("triton",)}
 """Platform -> backends that "auto" tries before it ends at "xla", best first."""
 
-FASTEST: Mapping[str, tuple[str, ...]] = {}
-"""Kind of device, as in "NVIDIA H200" -> the same, in place of `PREFERENCE`, as it was measured.
+FASTEST_ATTENTION: Mapping[str, tuple[str, ...]] = {}
+"""Kind of device, as in "NVIDIA H200" -> the same for attention, in place of `PREFERENCE`, by measure.
 
 No kind has been measured yet. A row needs figures in docs/performance.md, as decision 0010 asks;
 `("mosaic", "triton")` is the row to expect for a GPU on which prefill is faster with "mosaic".
@@ -133,7 +133,7 @@ def resolve_backend(
     unsupported: Callable[[str], str | None] = lambda name: None,
     backends: Mapping[str, Backend] = BACKENDS,
     preference: Mapping[str, tuple[str, ...]] = PREFERENCE,
-    fastest: Mapping[str, tuple[str, ...]] = FASTEST,
+    fastest: Mapping[str, tuple[str, ...]] | None = None,
 ) -> str:
     """Return the name of the backend to use; never "auto".
 
@@ -156,7 +156,7 @@ def resolve_backend(
     """
     if requested == "auto":
         kind = getattr(current_device(), "device_kind", "")
-        for name in fastest.get(kind, preference.get(platform, ())):
+        for name in (fastest or {}).get(kind, preference.get(platform, ())):
             reason = backends[name].unavailable(platform) or unsupported(name)
             if reason is None:
                 return name

@@ -113,22 +113,48 @@ def _writer_name(backend: str, kv_cache: Array, k: Array, v: Array) -> str:
     )
     name = resolve(backend)
     # "mosaic" is for attention alone: beside it, the best of the others writes.
-    return resolve("auto", fastest={}) if name == "mosaic" else name
+    return resolve("auto") if name == "mosaic" else name
 
 
-def _scatter(
-    kv_cache: Array, k: Array, v: Array, slot_mapping: Array, kv_scales: Array | None
+def scatter_kv(
+    kv_cache: Array,
+    k: Array,
+    v: Array,
+    slot_mapping: Array,
+    kv_scales: Array | None,
+    *,
+    has_unique_slots: bool = False,
 ) -> Array:
+    """Return the cache with new keys and values, as `write_kv` documents, by XLA.
+
+    Args:
+      kv_cache, k, v, slot_mapping, kv_scales: as in `write_kv`.
+      has_unique_slots: a promise that no slot occurs twice; see `unique_slots`.
+    """
     block_size = kv_cache.shape[3]
     blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
-    # One scatter of stacked K and V, although XLA materialises the stack (1.6 MB a layer for a
+    # One scatter of stacked K and V, although XLA:CPU materialises the stack (1.6 MB a layer for a
     # prefill of 1024 tokens of SmolLM2): it expands each scatter into a loop of its own, and two
     # per layer cost half a second of compile time in every program of 30 layers.
     rows = jnp.stack([k, v], axis=1)  # [num_tokens, 2, kv_heads, head_dim]
     if kv_scales is not None:
         rows = rows.astype(jnp.float32) / kv_scales[None, ..., None]
     rows = _saturate(rows, kv_cache.dtype).astype(kv_cache.dtype)
-    return kv_cache.at[blocks, :, :, offsets].set(rows, mode="drop")
+    return kv_cache.at[blocks, :, :, offsets].set(
+        rows, mode="drop", unique_indices=has_unique_slots
+    )
+
+
+def unique_slots(kv_cache: Array, slot_mapping: Array) -> Array:
+    """Return the slots with every token that has none of its own past the end of the cache.
+
+    Those are the tokens of padding, which share the null block, and those past the end already.
+    """
+    num_blocks, _, _, block_size, _ = kv_cache.shape
+    num_slots = num_blocks * block_size
+    past_the_end = num_slots + jnp.arange(slot_mapping.shape[0], dtype=jnp.int32)
+    is_own = (slot_mapping >= block_size) & (slot_mapping < num_slots)
+    return jnp.where(is_own, slot_mapping, past_the_end)
 
 
 def _triton() -> ModuleType:
@@ -156,5 +182,5 @@ type _Writer = Callable[[Array, Array, Array, Array, Array | None], Array]
 _WRITERS: Mapping[str, _Writer] = {
     "native": native.paged_kv_write,
     "triton": _write_by_triton,
-    "xla": _scatter,
+    "xla": scatter_kv,
 }

@@ -26,3 +26,8 @@ class AttentionMetadata:
     seq_lens: Array  # [num_seqs]
     query_start_loc: Array  # [num_seqs + 1]
     slot_mapping: Array  # [num_tokens]
+
+    @property
+    def num_rows(self) -> Array:
+        """Token rows that are not padding, `[1]`."""
+        return self.query_start_loc[-1:]

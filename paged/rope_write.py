@@ -3,7 +3,6 @@
 One op, because a kernel that has a key in its registers can as well put it where it belongs.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from jaxtyping import Float, Int
 
 from paged import backends
 from paged.attention import check_kv_scales
-from paged.kv_write import check_rows, unsupported, write_kv
+from paged.kv_write import check_rows, scatter_kv, unique_slots, unsupported
 from paged.native import kv_write as native
 
 
@@ -35,7 +34,7 @@ def rotate_and_write_kv(
 
     The same as `rotate` of q and k and then `write_kv`: keys are rounded to their dtype before
     they are scaled and cast to the cache's. As there, the update is in place if the cache is
-    donated.
+    donated. Only the null block may be left as it is: nobody reads what padding puts there.
 
     Args:
       q: `[num_tokens, num_q_heads, head_dim]`.
@@ -110,11 +109,16 @@ def _compose(
     sin: Array,
     slot_mapping: Array,
     kv_scales: Array | None,
-    *,
-    backend: str,
 ) -> tuple[Array, Array]:
-    k = rotate(k, cos, sin)
-    kv_cache = write_kv(kv_cache, k, v, slot_mapping, kv_scales=kv_scales, backend=backend)
+    """Leave both to XLA, on a GPU too: there it rotates inside of its scatter.
+
+    It takes keys and values right from the partial sums of the products before, which a kernel of
+    ours would have to read from memory after another had put them there (docs/decisions/0031).
+    """
+    # Without the promise, XLA on a GPU writes each 16-bit element by a loop of atomic exchanges.
+    slots = unique_slots(kv_cache, slot_mapping)
+    keys = rotate(k, cos, sin)
+    kv_cache = scatter_kv(kv_cache, keys, v, slots, kv_scales, has_unique_slots=True)
     return rotate(q, cos, sin), kv_cache
 
 
@@ -123,7 +127,8 @@ type _Implementation = Callable[
 ]
 
 _IMPLEMENTATIONS: Mapping[str, _Implementation] = {
+    "mosaic": _compose,
     "native": native.paged_rotate_and_write,
-    "triton": functools.partial(_compose, backend="triton"),
-    "xla": functools.partial(_compose, backend="xla"),
+    "triton": _compose,
+    "xla": _compose,
 }

@@ -63,9 +63,11 @@ class BucketTable:
             # Up to 8 rows cost about the same; one is what a single user's every step has.
             decode_sizes |= {1, 2, 4} if is_fine else {1}
         shapes = {Bucket(size, size) for size in decode_sizes}
-        for size in _sizes_up_to(max_num_batched_tokens, is_fine):
-            # Up to 32 tokens a decode bucket does for a short prompt too.
-            if size > _SHORT_PROMPT:
+        sizes = _sizes_up_to(max_num_batched_tokens, is_fine)
+        for size in sizes:
+            # Up to 32 tokens a decode bucket does for a short prompt too, or the next size; the
+            # budget itself must fit.
+            if size > _SHORT_PROMPT or self._most_seqs < size == sizes[-1]:
                 shapes.add(Bucket(size, FEW_SEQS if size <= self._most_seqs else self._most_seqs))
         self.buckets: tuple[Bucket, ...] = tuple(sorted(shapes))
         self.greedy_sizes = tuple(sorted(decode_sizes | {FEW_SEQS}))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ import pytest
 
 from benchmarks.peers import run as run_module
 from benchmarks.peers.competitors import CompetitorError, EngineProcess, Process
-from benchmarks.peers.cpu_load import LoadMeter, busy_seconds, process_seconds
+from benchmarks.peers.cpu_load import LoadMeter, busy_seconds, paused, process_seconds
 from benchmarks.peers.folder import PeerFolder
 from benchmarks.peers.install import InstallError, install
 from benchmarks.peers.lineup import LineUp
@@ -194,6 +195,28 @@ def test_foreign_load_is_what_others_did():
             busy.kill()
     difference = foreign["foreign_cores"] - ours_excluded["foreign_cores"]
     assert 0.1 < difference < 1.2
+
+
+def test_processes_of_a_session_are_paused_and_go_on(tmp_path):
+    counter = tmp_path / "counter"
+    # A shell and a child of it: the whole session is meant.
+    script = f"while true; do echo x >> {counter}; sleep 0.01; done & wait"
+    process = subprocess.Popen(["sh", "-c", script], start_new_session=True)
+    try:
+
+        def grows() -> bool:
+            before = counter.stat().st_size
+            time.sleep(0.3)
+            return counter.stat().st_size > before
+
+        while not counter.exists():
+            time.sleep(0.01)
+        with paused({process.pid}):
+            assert not grows()
+        assert grows()
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 FAKE = """

@@ -3,7 +3,9 @@
 Sources: proc(5), `/proc/stat` and `/proc/PID/stat`.
 """
 
+import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -49,6 +51,28 @@ def _process_stats() -> Iterator[str]:
                 yield (folder / "stat").read_text()
             except OSError:
                 continue  # it has ended
+
+
+@contextlib.contextmanager
+def paused(sessions: Collection[int]) -> Iterator[None]:
+    """Stop all processes of some sessions for as long as the context lasts.
+
+    An idle engine is not always idle: threads of OpenMP spin for a while after their work, and some
+    engines poll.
+    """
+
+    def send(number: signal.Signals) -> None:
+        for stat in list(_process_stats()):
+            pid, _, rest = stat.partition(" (")
+            if int(rest.rpartition(") ")[2].split()[3]) in sessions:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), number)
+
+    send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        send(signal.SIGCONT)
 
 
 class LoadMeter:

@@ -25,7 +25,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.peers.competitors import Competitor, CompetitorError
-from benchmarks.peers.cpu_load import LoadMeter
+from benchmarks.peers.cpu_load import LoadMeter, paused
 from benchmarks.peers.folder import DEFAULT_FOLDER, PeerFolder
 from benchmarks.peers.lineup import PEERS, LineUp, peer_of
 from benchmarks.peers.record import markdown_table, result_of
@@ -108,13 +108,15 @@ class Comparison:
             shape.job(f"{workload.name} {round_number}", self._vocab_size)
             for shape in workload.shapes
         ]
-        meter = LoadMeter(competitor.sessions)
-        try:
-            outcomes = [competitor.run(job) for job in jobs]
-        except CompetitorError:
-            self._running.pop(name).close()
-            raise
-        load = meter.stop()
+        others = [c.sessions() for other, c in self._running.items() if other != name]
+        with paused({session for sessions in others for session in sessions}):
+            meter = LoadMeter(competitor.sessions)
+            try:
+                outcomes = [competitor.run(job) for job in jobs]
+            except CompetitorError:
+                self._running.pop(name).close()
+                raise
+            load = meter.stop()
         for shape, outcome in zip(workload.shapes, outcomes, strict=True):
             if outcome.output_lens != [shape.output_len] * shape.num_prompts:
                 raise CompetitorError(

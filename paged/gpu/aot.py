@@ -27,18 +27,12 @@ from paged import backends
 from paged.gpu.custom_calls import triton_kernels
 from paged.gpu.mosaic_dump import dumping_to, mosaic_kernels
 from paged.gpu.ptx import Kernel
+from paged.gpu.traffic import array_bytes
 from paged.gpu.traits import Gpu, describe
 
 TARGETS = ("a100", "h100", "h200", "b200")
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-
-_BYTES = {
-    **dict.fromkeys(("pred", "s8", "u8"), 1),
-    **dict.fromkeys(("s16", "u16", "bf16", "f16"), 2),
-    **dict.fromkeys(("s32", "u32", "f32"), 4),
-    **dict.fromkeys(("s64", "u64", "f64"), 8),
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -187,19 +181,10 @@ def _copies_and_collectives(hlo: str) -> tuple[list[tuple[int, str]], dict[str, 
             continue
         operation = match[2].removesuffix("-start")
         if operation == "copy":
-            copies.append((_largest_array_bytes(match[1]), line.strip()))
+            copies.append((max(array_bytes(match[1])), line.strip()))
         elif operation in COLLECTIVES:
             collectives[operation] += 1
     return sorted(copies, reverse=True), dict(collectives)
-
-
-def _largest_array_bytes(shape: str) -> int:
-    """Return the size of the largest array in a shape of HLO, which may be a tuple."""
-    sizes = [0]
-    for kind, dims in re.findall(r"\b(\w+)\[([\d,]*)\]", shape):
-        width = _BYTES.get(kind, 1 if kind.startswith("f8") else 0)
-        sizes.append(width * int(np.prod([int(dim) for dim in dims.split(",") if dim])))
-    return max(sizes)
 
 
 def _dispatched_operations(folder: pathlib.Path) -> dict[str, int]:

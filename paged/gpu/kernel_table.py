@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from paged.attention import ragged_paged_attention
 from paged.gpu.aot import Report, Target
+from paged.int4_product import int4_product
 from paged.kv_write import write_kv
 
 # An h100 has the multiprocessors of an h200, and gets the same kernels.
@@ -23,9 +24,6 @@ TABLE_TARGETS = ("a100", "h200", "b200")
 
 # Products of the tensor cores, by target; narrow tiles keep to HMMA everywhere.
 TENSOR_CORE = {"a100": "HMMA", "h100": "HGMMA", "h200": "HGMMA", "b200": "UTCHMMA"}
-
-# Names of the kernels of the two backends.
-ATTENTION_KERNELS = ("attention_kernel", "ragged_paged_attention")
 
 _NUM_SEQS, _NUM_KV_HEADS = 64, 8
 
@@ -142,14 +140,34 @@ def process_for(target_name: str) -> concurrent.futures.Executor:
     return concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
 
+# Rows of products of 4,096 inputs with 4,096 outputs, groups of 128 and zero points.
+PRODUCTS: dict[str, int] = {"1 row": 1, "64 rows": 64}
+
+
+def compile_product(target: Target, num_rows: int) -> Report:
+    """Compile a product with a 4-bit weight for a target."""
+    size, num_groups = 4096, 32
+
+    def step(x: jax.Array, values: jax.Array, scales: jax.Array, zeros: jax.Array) -> jax.Array:
+        return int4_product(x, values, scales, zeros, backend="triton").astype(x.dtype)
+
+    return target.compile(
+        jax.jit(step),
+        target.struct((num_rows, size), jnp.bfloat16),
+        target.struct((size, size // 2), jnp.uint8),
+        target.struct((num_groups, size), jnp.bfloat16),
+        target.struct((num_groups, size), jnp.uint8),
+    )
+
+
 def rows(name: str, target: Target, report: Report) -> Iterator[str]:
-    """Yield the lines of the table for one call."""
+    """Yield the lines of the table for one call, or one product."""
     for kernel in report.kernels:
-        is_attention = kernel.name in ATTENTION_KERNELS
-        if not is_attention and name != "decode, head size 128":
-            continue  # the small kernels hardly differ between calls
-        what = kernel.name.removesuffix("_kernel").replace("_", " ")
-        what = f"attention: {name}" if is_attention else what
+        is_small = kernel.name in ("write_kv_kernel", "combine_kernel")
+        if is_small and name != "decode, head size 128":
+            continue  # they hardly differ between calls
+        what = kernel.name.removeprefix("ragged_paged_").removesuffix("_kernel").replace("_", " ")
+        what = what if is_small else f"{what}: {name}"
         products = [
             f"{count} {instruction}"
             for instruction in ("HMMA", "HGMMA", "UTCHMMA")
@@ -182,6 +200,9 @@ def main() -> None:
         else:
             report = compile_case(name, target_name)
         print("\n".join(rows(name, Target(target_name), report)), flush=True)
+    for name, num_rows in PRODUCTS.items():
+        for target in map(Target, TABLE_TARGETS):
+            print("\n".join(rows(name, target, compile_product(target, num_rows))), flush=True)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ LEVELS = ("portable", "avx2", "avx512_bf16")
 _TARGETS = (
     linear.TARGET,
     linear.BEST_TARGET,
+    linear.ROWS_TARGET,
     attention.TARGET,
     kv_write.WRITE_TARGET,
     kv_write.ROTATE_TARGET,

@@ -124,3 +124,40 @@ class WriteSpec:
     def values_offset(self) -> int:
         """Elements between a key and its value."""
         return self.num_kv_heads * self.block_size * self.head_dim
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Int4ProductSpec:
+    """Constants of the product with a weight of 4-bit integers.
+
+    Attributes:
+      num_rows, num_inputs, num_outputs: shape of the product.
+      group_size: inputs that share a scale.
+      has_zeros: whether zero points are given.
+      tile_rows, tile_outputs: what a program computes.
+      num_splits: programs among which the groups of a tile are cut.
+    """
+
+    num_rows: int
+    num_inputs: int
+    num_outputs: int
+    group_size: int
+    has_zeros: bool
+    tile_rows: int
+    tile_outputs: int
+    num_splits: int
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of inputs."""
+        return self.num_inputs // self.group_size
+
+    @property
+    def half_group(self) -> int:
+        """Bytes of a group of one output."""
+        return self.group_size // 2
+
+    @property
+    def groups_per_split(self) -> int:
+        """Groups that a program sums over."""
+        return self.num_groups // self.num_splits

@@ -12,7 +12,7 @@ from flax import nnx
 from paged.kv_cache import KVCache, KVCacheSpec, allocate_kv_cache
 from paged.models.compilation import CompilationCounter
 from paged.models.executables import ExecutableStore
-from paged.native.linear import pack, packed_linear
+from paged.native.linear import PackedWeight, pack, packed_linear
 
 X = jnp.arange(6, dtype=jnp.float32).reshape(2, 3)
 
@@ -120,7 +120,7 @@ def test_donation_custom_nodes_and_native_calls_survive(native, tmp_path):
     x = np.random.default_rng(1).standard_normal((3, 16)).astype(np.float32)
 
     def step(state: nnx.State, cache: KVCache, x: jax.Array) -> tuple[jax.Array, KVCache]:
-        y = packed_linear(x, state["w"][...], num_outputs=70)
+        (y,) = packed_linear(x, [PackedWeight(state["w"][...], 70)])
         return y, KVCache(cache.layers, cache.token_ids.at[1].set(7))
 
     def make_cache() -> KVCache:

@@ -95,6 +95,24 @@ def test_product_over_several_axes_with_a_residual(dtype, quantization):
     check(lambda: (layer(x), layer(x, residual=residual)), [layer], dtype)
 
 
+def test_padding_rows_take_no_part_in_packed_layers():
+    gate = linear("TD,FD->TF", {"f": 70, "d": SIZE}, "float32", None)
+    up = linear("TD,FD->TF", {"g": 70, "d": SIZE}, "float32", None)
+    x, residual = random((5, SIZE), "float32", seed=1), random((5, 70), "float32", seed=2)
+    num_rows = jnp.array([3], jnp.int32)
+
+    def compute():
+        rows = (
+            *project(x, gate, up, num_rows=num_rows),
+            project_gated(x, gate, up, activation="silu", num_rows=num_rows),
+            up(x, residual, num_rows),
+        )
+        return [y[:3] for y in rows]
+
+    check(compute, [gate, up], "float32")
+    assert not up(x, residual, num_rows)[3:].any()
+
+
 @pytest.mark.parametrize(("dtype", "quantization"), FORMATS)
 def test_table_that_is_embedding_and_head(dtype, quantization):
     table = quantized(Embed(70, SIZE, dtype=dtype, rngs=nnx.Rngs(0)), quantization)

@@ -135,3 +135,25 @@ def test_rotation_keeps_lengths_and_depends_on_differences_of_positions():
     np.testing.assert_allclose(
         np.linalg.norm(at(x, [3, 103]), axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-5
     )
+
+
+def test_padding_and_slots_past_the_end_leave_the_blocks_of_others_alone(backend: str):
+    rng = np.random.default_rng(4)
+    num_slots = CACHE_SHAPE[0] * BLOCK_SIZE
+    # Three tokens of padding in one slot of the null block, two past the end, one at either edge.
+    slots = np.array([3, 3, 3, num_slots, num_slots, num_slots - 1, BLOCK_SIZE], np.int32)
+    q, k, v = (
+        jnp.asarray(rng.standard_normal((len(slots), heads, HEAD_DIM)), jnp.float32)
+        for heads in (NUM_Q_HEADS, NUM_KV_HEADS, NUM_KV_HEADS)
+    )
+    angles = jnp.zeros((len(slots), 0), jnp.float32)  # nothing is rotated
+    before = np.full(CACHE_SHAPE, 7, np.float32)
+    q_after, after = rotate_and_write_kv(
+        q, k, v, jnp.asarray(before), angles, angles, jnp.asarray(slots), backend=backend
+    )
+    expected = before.copy()
+    for token, slot in ((5, num_slots - 1), (6, BLOCK_SIZE)):
+        block, offset = divmod(slot, BLOCK_SIZE)
+        expected[block, 0, :, offset], expected[block, 1, :, offset] = k[token], v[token]
+    np.testing.assert_array_equal(np.asarray(after)[1:], expected[1:])
+    np.testing.assert_array_equal(np.asarray(q_after), np.asarray(q))

@@ -28,6 +28,19 @@ def test_every_step_within_the_limits_fits_a_bucket(data):
     assert bucket.num_tokens < factor * max(num_tokens, SMALLEST_PADDED)
 
 
+@pytest.mark.parametrize("is_fine", [False, True])
+@pytest.mark.parametrize("min_rows", [1, 8])
+def test_every_step_within_small_limits_fits_a_bucket(min_rows: int, is_fine: bool):
+    # All of them: random limits are hardly ever this small.
+    for max_num_seqs in range(1, 41):
+        for budget in range(max_num_seqs, 73):
+            table = BucketTable(max_num_seqs, budget, min_rows=min_rows, is_fine=is_fine)
+            bucket = table.pick(budget, max_num_seqs)
+            assert bucket.num_tokens >= budget
+            assert bucket.num_seqs >= max_num_seqs
+            assert table.pick(budget, 1).num_tokens >= budget
+
+
 @given(st.data())
 def test_every_step_finds_the_programs_that_follow_its_bucket(data):
     max_num_seqs = data.draw(st.integers(1, 300))

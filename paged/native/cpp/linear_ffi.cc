@@ -1,4 +1,6 @@
 // The entry points: the handlers that XLA calls, and the CPU's level.
+#include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "cpu_level.h"
@@ -95,13 +97,25 @@ const paged::LinearKernels* kernels_of(int32_t level) {
 
 Error unknown_level() { return Error::InvalidArgument("this CPU lacks that level"); }
 
+// Leaves the first rows to be computed, as many as an int32 [1] says, and sets the others to zero:
+// not to what memory holds, as NaN in the padding of a cache spreads where it is multiplied by zero.
+void limit_rows(const int32_t* num_rows, int64_t element_bytes, LinearProblem* p) {
+  const int64_t rows = std::clamp<int64_t>(*num_rows, 0, p->num_rows);
+  for (int i = 0; i < p->num_weights; ++i) {
+    const int64_t row_bytes = p->weights[i].num_columns * element_bytes;
+    std::memset(static_cast<char*>(p->weights[i].y) + rows * row_bytes, 0,
+                static_cast<size_t>((p->num_rows - rows) * row_bytes));
+  }
+  p->num_rows = rows;
+}
+
 // x [M, K]; for each weight: the packed weight, scales if it is int8, a bias [N] if its bit of
 // `biases` is set; a norm's weight [K] if epsilon is not negative; a residual [M, N] if
-// `has_residual`. Results: y [M, N] of each weight, or one of both if there is an activation; and
+// `has_residual`; int32 [1], how many rows are not padding, if `has_num_rows`. Results: y [M, N] of each weight, or one of both if there is an activation; and
 // the normalised x, which is there for its memory.
 Error Linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args,
              ffi::RemainingRets results, int32_t num_weights, int32_t biases, float epsilon,
-             bool has_residual, int32_t activation, int32_t level) {
+             bool has_residual, bool has_num_rows, int32_t activation, int32_t level) {
   const paged::LinearKernels* kernels = kernels_of(level);
   if (!kernels) return unknown_level();
   LinearProblem p{};
@@ -134,7 +148,11 @@ Error Linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args,
   const void* norm = has_norm ? operands.take("the norm's weight", type, {p.depth}) : nullptr;
   if (has_residual)
     p.residual = operands.take("the residual", type, {p.num_rows, p.weights[0].num_columns});
+  const void* num_rows = has_num_rows ? operands.take("num_rows", ffi::S32, {1}) : nullptr;
   if (Error error = operands.finish(); error.failure()) return error;
+  if (num_rows)
+    limit_rows(static_cast<const int32_t*>(num_rows),
+               static_cast<int64_t>(ffi::ByteWidth(output_type)), &p);
   if (has_norm) {
     auto normed = results.get<ffi::AnyBuffer>(num_outputs);
     if (!normed.has_value()) return normed.error();
@@ -174,6 +192,26 @@ Error LinearBest(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args
   return Error::Success();
 }
 
+// A packed weight [tiles, steps, 64, elements of a word], row numbers [n] -> rows [n, K].
+Error LinearRows(ffi::ThreadPool pool, ffi::AnyBuffer packed, ffi::Buffer<ffi::S32> rows,
+                 ffi::Result<ffi::AnyBuffer> y) {
+  const auto weight = packed.dimensions(), shape = y->dimensions();
+  if (y->element_type() != packed.element_type())
+    return Error::InvalidArgument("the rows must have the type of the weight");
+  if (weight.size() != 4 || weight[0] < 1 || weight[2] != paged::kTileColumns)
+    return Error::InvalidArgument("a packed weight has four axes, and tiles of 64 outputs");
+  if (weight[3] * ffi::ByteWidth(packed.element_type()) != 4)
+    return Error::InvalidArgument("a word of a packed weight has 32 bit");
+  if (shape.size() != 2 || static_cast<size_t>(shape[0]) != rows.element_count() ||
+      shape[1] > weight[1] * weight[3])
+    return Error::InvalidArgument("the rows do not fit the weight");
+  const int64_t row_bytes = shape[1] * static_cast<int64_t>(ffi::ByteWidth(y->element_type()));
+  paged::gather_rows(pool, {static_cast<const uint32_t*>(packed.untyped_data()), rows.typed_data(),
+                            static_cast<char*>(y->untyped_data()), shape[0], weight[0], weight[1],
+                            row_bytes});
+  return Error::Success();
+}
+
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_linear, Linear,
@@ -186,6 +224,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_linear, Linear,
                                   .Attr<int32_t>("biases")
                                   .Attr<float>("epsilon")
                                   .Attr<bool>("has_residual")
+                                  .Attr<bool>("has_num_rows")
                                   .Attr<int32_t>("activation")
                                   .Attr<int32_t>("level"));
 
@@ -199,6 +238,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_linear_best, LinearBest,
                                   .Ret<ffi::Buffer<ffi::S32>>()
                                   .Attr<int32_t>("num_outputs")
                                   .Attr<int32_t>("level"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_linear_rows, LinearRows,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::AnyBuffer>());
 
 // The highest level of this CPU, see cpu_level.h.
 extern "C" int paged_best_level() { return paged::best_level(); }

@@ -231,7 +231,9 @@ void run_tile(const LinearProblem& p, const Tile& tile, const Tile& value) {
         continue;
       }
       const int64_t at = (row + i) * weight.num_columns + first;
-      const Element* residual = p.residual ? static_cast<const Element*>(p.residual) + at : nullptr;
+      const bool has_residual = p.residual && &weight == p.weights;
+      const Element* residual =
+          has_residual ? static_cast<const Element*>(p.residual) + at : nullptr;
       store_row(products, residual, columns, static_cast<Output*>(weight.y) + at);
     }
   }

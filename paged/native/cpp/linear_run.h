@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "linear.h"
 #include "parallel_for.h"
@@ -30,6 +31,34 @@ void run_norm(Pool& pool, const NormProblem& p, const LinearKernels& kernels) {
   const auto normalize = kernels.normalize;
   parallel_for(pool, (p.num_rows + rows - 1) / rows, [=](int64_t item) {
     normalize(p, item * rows, std::min(p.num_rows, (item + 1) * rows));
+  });
+}
+
+// Rows of a packed weight, as they were before it was packed.
+struct RowsProblem {
+  const uint32_t* words;  // [tiles, steps, 64]
+  const int32_t* rows;    // [num_rows]; clamped to those that there are
+  char* y;                // [num_rows, row_bytes]
+  int64_t num_rows, num_tiles, num_steps, row_bytes;
+};
+
+template <class Pool>
+void gather_rows(Pool& pool, const RowsProblem& p) {
+  // A row's words are 64 words apart, so each is a cache line of its own; 8 rows take microseconds.
+  constexpr int64_t kRowsPerItem = 8;
+  parallel_for(pool, (p.num_rows + kRowsPerItem - 1) / kRowsPerItem, [=](int64_t item) {
+    const int64_t end = std::min(p.num_rows, (item + 1) * kRowsPerItem);
+    for (int64_t i = item * kRowsPerItem; i < end; ++i) {
+      const int64_t last = p.num_tiles * kTileColumns - 1;
+      const int64_t row = std::max<int64_t>(0, std::min<int64_t>(last, p.rows[i]));
+      const uint32_t* word =
+          p.words + row / kTileColumns * p.num_steps * kTileColumns + row % kTileColumns;
+      char* y = p.y + i * p.row_bytes;
+      int64_t left = p.row_bytes;
+      for (; left >= 4; left -= 4, y += 4, word += kTileColumns) std::memcpy(y, word, 4);
+      // The last word may be padded.
+      if (left > 0) std::memcpy(y, word, static_cast<size_t>(left));
+    }
   });
 }
 

@@ -14,6 +14,7 @@ from paged.attention_call import AttentionCall
 from paged.kv_write import write_kv
 from paged.mosaic.plan import AttentionPlan
 from paged.mosaic.support import unsupported, why_no_assembler
+from paged.rope_write import rotate_and_write_kv
 
 
 def struct(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
@@ -194,7 +195,11 @@ def test_cache_is_written_by_another_backend():
         written = jax.eval_shape(
             functools.partial(write_kv, backend="mosaic"), cache, rows, rows, slots
         )
+        angles = struct((8, 64), "float32")
+        rotate = functools.partial(rotate_and_write_kv, backend="mosaic")
+        both = jax.eval_shape(rotate, rows, rows, rows, cache, angles, angles, slots)
     assert written == cache
+    assert both == (rows, cache)
 
 
 @pytest.mark.usefixtures("no_nvcc_package")
@@ -205,4 +210,6 @@ def test_auto_follows_what_was_measured():
 
 
 def test_nothing_was_measured_yet():
-    assert not backends.FASTEST, "add its figures to docs/performance.md, then to this test"
+    assert not backends.FASTEST_ATTENTION, (
+        "add its figures to docs/performance.md, then to this test"
+    )

@@ -130,6 +130,31 @@ bool check(Pool& pool, int level, int64_t m, int64_t n, int64_t k, Mode mode) {
   return is_right;
 }
 
+// Rows of 13 elements out of two tiles, whose last word is padded unless an element is a word.
+template <class T>
+bool check_rows(Pool& pool) {
+  constexpr int64_t kSize = 13, kPerWord = 4 / sizeof(T), kTiles = 2;
+  constexpr int64_t kSteps = (kSize + kPerWord - 1) / kPerWord, kOutputs = kTiles * 64;
+  std::mt19937 random(7);
+  const std::vector<T> packed = fill<T>(random, kOutputs * kSteps * kPerWord);
+  std::vector<int32_t> rows(100);
+  for (int32_t& row : rows) row = static_cast<int32_t>(random() % kOutputs);
+  std::vector<T> y(rows.size() * kSize);
+  paged::gather_rows(pool, {reinterpret_cast<const uint32_t*>(packed.data()), rows.data(),
+                            reinterpret_cast<char*>(y.data()), static_cast<int64_t>(rows.size()),
+                            kTiles, kSteps, static_cast<int64_t>(kSize * sizeof(T))});
+  for (size_t i = 0; i < rows.size(); ++i)
+    for (int64_t k = 0; k < kSize; ++k) {
+      const int64_t step = rows[i] / 64 * kSteps + k / kPerWord;
+      const T expected = packed[(step * 64 + rows[i] % 64) * kPerWord + k % kPerWord];
+      if (std::memcmp(&y[i * kSize + k], &expected, sizeof(T)) != 0) {
+        std::printf("row %d differs\n", rows[i]);
+        return false;
+      }
+    }
+  return true;
+}
+
 template <class T>
 bool check_norm(Pool& pool, int level, int64_t m, int64_t size) {
   std::mt19937 random(static_cast<unsigned>(m * 131 + size));
@@ -179,6 +204,7 @@ int main() {
           failures += !check_norm<uint16_t>(pool, level, m, size);
         }
     }
+    failures += !check_rows<float>(pool) + !check_rows<uint16_t>(pool) + !check_rows<int8_t>(pool);
     // Loops inside tasks of the same pool, all of whose threads wait in such loops.
     std::atomic<int> inner{0};
     paged::parallel_for(pool, 64, [&](int64_t) {

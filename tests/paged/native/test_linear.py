@@ -198,6 +198,47 @@ def test_residual_is_added_before_rounding(level, types):
     check(np.asarray(y).astype(np.float64), expected, layer.size(x), types[1])
 
 
+def test_padding_rows_are_zero_and_not_read(level):
+    types = ("bfloat16", "bfloat16")
+    first, second = Layer(0, (100, 40), types), Layer(1, (70, 40), types, with_bias=True)
+    rng = np.random.default_rng(0)
+    residual = random(rng, (20, 100), types[1])
+    norm_weight = random(rng, (40,), types[1])
+    counts = (0, 1, 13, 20, 99)
+    inputs = [random(rng, (20, 40), types[1]).copy() for _ in counts]
+    for x, count in zip(inputs, counts, strict=True):
+        x[count:] = np.nan
+    gates = [first.packed, first.packed]
+
+    def calls(counts):
+        results = []
+        for x, count in zip(inputs, counts, strict=True):
+            norm, options = PackedNorm(norm_weight, 0.1), {"num_rows": count, "level": level}
+            results += packed_linear(
+                x, [first.packed, second.packed], norm=norm, residual=residual, **options
+            )
+            results += packed_linear(x, gates, activation="silu", out_dtype="float32", **options)
+        return results
+
+    results = iter(run(calls, [np.array([count], np.int32) for count in counts]))
+    for x, count in zip(inputs, counts, strict=True):
+        x = x[:count]
+        normed = normalized(x, norm_weight, 0.1)
+        product = first(x)
+        gated = product * product / (1 + np.exp(-product))
+        for expected, size in (
+            (first(normed) + residual[:count].astype(np.float64), first.size(normed)),
+            (second(normed), second.size(normed)),
+            (gated, first.size(x) * (1 + 2 * np.abs(product))),
+        ):
+            y = next(results)
+            # A normalised input may have been rounded the other way.
+            np.testing.assert_allclose(
+                y[:count], expected, rtol=2**-7, atol=2**-8 * size.max(initial=1)
+            )
+            assert not y[count:].any()
+
+
 @pytest.mark.parametrize("types", TYPES, ids="-".join)
 def test_best_output_is_the_first_largest_logit(level, types):
     layer, rng = Layer(0, (333, 40), types), np.random.default_rng(0)
@@ -298,9 +339,22 @@ def test_every_int8_is_multiplied_exactly(level):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
 def test_rows_of_the_packed_weight_are_the_weight(dtype):
     weight = random(np.random.default_rng(4), (130, 33), dtype)
-    ids = jnp.asarray([0, 129, 64, 63, 7])
-    got = packed_rows(jnp.asarray(pack(weight)), ids, num_inputs=33)
-    np.testing.assert_array_equal(got, weight[np.asarray(ids)])
+    ids = np.random.default_rng(5).integers(0, 130, 40)
+    ids[:4] = 0, 129, 64, 63
+    got = packed_rows(jnp.asarray(pack(weight)), jnp.asarray(ids), num_inputs=33)
+    np.testing.assert_array_equal(got, weight[ids])
+
+
+def test_rows_that_do_not_exist_are_clamped():
+    weight = random(np.random.default_rng(4), (128, 6), "float32")
+    got = packed_rows(jnp.asarray(pack(weight)), jnp.asarray([-5, 128, 2**30]), num_inputs=6)
+    np.testing.assert_array_equal(got, weight[[0, 127, 127]])
+
+
+def test_longer_rows_than_the_weight_has_are_refused():
+    packed = jnp.asarray(pack(random(np.random.default_rng(4), (64, 6), "bfloat16")))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="do not fit the weight"):
+        packed_rows(packed, jnp.asarray([0]), num_inputs=7).block_until_ready()
 
 
 def test_calls_side_by_side_do_not_wait_for_each_other_for_ever(level):
@@ -349,6 +403,7 @@ def test_shapes_that_do_not_fit_are_refused():
     refuse("has four axes", zeros, PackedWeight(jnp.zeros((8, 64, 1)), 64))
     refuse("x must have two axes", jnp.zeros((2, 8, 1)), good)
     refuse("the residual has another", zeros, good, residual=jnp.zeros((2, 63)))
+    refuse("num_rows has another", zeros, good, num_rows=jnp.zeros(2, "int32"))
     refuse("the norm's weight has another", zeros, good, norm=PackedNorm(jnp.zeros(7), 0.0))
     refuse("a bias has another", zeros, good._replace(bias=jnp.zeros(63)))
     refuse("nothing asks for", zeros, good._replace(scales=jnp.ones(64)))

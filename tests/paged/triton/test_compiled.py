@@ -108,6 +108,28 @@ def test_table_of_kernels_is_current():
                 assert line in page, "write what `python -m paged.gpu.kernel_table` prints there"
 
 
+@pytest.mark.parametrize("target_name", TARGETS)
+def test_weights_of_4_bits_are_read_as_they_are_stored(target_name: str):
+    from paged.gpu.kernel_table import PRODUCTS, TENSOR_CORE, compile_product, rows
+    from paged.gpu.traffic import kernel_traffic
+
+    for name, num_rows in PRODUCTS.items():
+        compiled = compile_product(target(target_name), num_rows)
+        kernel = compiled.kernel("int4_product_kernel")
+        assert kernel.spill_bytes == 0
+        assert kernel.count(TENSOR_CORE[target_name])
+        product, sums = kernel_traffic(compiled.hlo)
+        weight = 4096 * 2048 + 32 * 4096 * 3  # codes, scales and zero points
+        assert product.read_bytes == weight + num_rows * 4096 * 2
+        # The partial sums are added up and rounded in one kernel; there are fewer than weights.
+        assert product.written_bytes == sums.read_bytes < weight
+        assert sums.written_bytes == num_rows * 4096 * 2
+        (line,) = rows(name, target(target_name), compiled)
+        assert line in DOCS.read_text(), (
+            "write what `python -m paged.gpu.kernel_table` prints there"
+        )
+
+
 def test_calls_of_the_table_are_those_tested():
     from paged.gpu.kernel_table import CALLS, TABLE_TARGETS
 
@@ -131,9 +153,13 @@ MODEL = ModelConfig(
 NUM_BLOCKS, BLOCK_SIZE = 2000, 16
 
 
-def compile_step(target_name: str, layout: BatchLayout, cache_dtype: str):
+def compile_step(
+    target_name: str, layout: BatchLayout, cache_dtype: str, quantization: str | None = None
+):
     gpu = target(target_name)
-    graphdef, params = abstract_model(MODEL, dtype="bfloat16", attention_backend="triton")
+    graphdef, params = abstract_model(
+        MODEL, dtype="bfloat16", attention_backend="triton", quantization=quantization
+    )
     leaves, treedef = jax.tree.flatten(params)
     step = functools.partial(forward_step, treedef=treedef, graphdef=graphdef, layout=layout)
     layer = gpu.struct((NUM_BLOCKS, 2, 8, BLOCK_SIZE, 128), cache_dtype)
@@ -164,7 +190,39 @@ def test_step_of_a_model_copies_no_cache_and_is_one_graph(
     assert compiled.operations == {"kCommandBuffer": 1}
     # Both layers call the same kernels.
     names = sorted(kernel.name for kernel in compiled.kernels)
-    assert names == ["attention_kernel", "combine_kernel", "write_kv_kernel"]
+    assert names == ["attention_kernel", "combine_kernel"]
+    assert_keys_are_rotated_where_they_are_written(compiled, num_tokens, cache_dtype)
+
+
+def assert_keys_are_rotated_where_they_are_written(
+    compiled, num_tokens: int, cache_dtype: str
+) -> None:
+    from paged.gpu.traffic import kernel_traffic
+
+    kernels = kernel_traffic(compiled.hlo)
+    elements = num_tokens * 8 * 128
+    # Keys and values of a layer leave the scatter for the cache, and no other kernel writes them.
+    both = 2 * elements * jnp.dtype(cache_dtype).itemsize
+    sizes = (both, elements * 2)
+    assert [each.written_bytes for each in kernels if each.written_bytes in sizes] == [both, both]
+    # Else XLA writes them by atomic exchanges, a loop for each element.
+    assert compiled.hlo.count("unique_indices=true") == 2
+
+
+@pytest.mark.parametrize("num_tokens", [64, 1024])
+def test_int8_weights_are_widened_inside_the_product(num_tokens: int):
+    from paged.gpu.traffic import kernel_traffic
+
+    layout = BatchLayout(num_tokens, 64, 512, max_logit_edits=8, vocab_size=MODEL.vocab_size)
+    compiled = compile_step("h200", layout, "bfloat16", "int8")
+    smallest = 4096 * 4096  # of the projections that XLA does not join
+    weights = 3 * 14336 * 4096 + smallest + 6144 * 4096
+    # Activations are not as many, so what reads a weight shows.
+    products = [each for each in kernel_traffic(compiled.hlo) if "gemm_fusion" in each.name]
+    assert len(products) == 10, "q, k and v in one"
+    activations = sum(each.read_bytes for each in products) - 2 * weights
+    assert 0 < activations < (0.1 if num_tokens == 64 else 0.8) * 2 * weights
+    assert compiled.temp_bytes < 6 * smallest
 
 
 def test_unknown_target_is_named():
