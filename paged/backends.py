@@ -114,7 +114,7 @@ PREFERENCE: Mapping[str, tuple[str, ...]] = {"cpu": ("native",), "gpu": ("triton
 """Platform -> backends that "auto" tries before it ends at "xla", best first."""
 
 FASTEST_ATTENTION: Mapping[str, tuple[str, ...]] = {}
-"""Kind of device, as in "NVIDIA H200" -> the same for attention, in place of `PREFERENCE`, by measure.
+"""Kind of device, as in "NVIDIA H200" -> the same for attention, as measured, before `PREFERENCE`.
 
 No kind has been measured yet. A row needs figures in docs/performance.md, as decision 0010 asks;
 `("mosaic", "triton")` is the row to expect for a GPU on which prefill is faster with "mosaic".
