@@ -22,6 +22,7 @@ type AttentionPlan = Any
 """A pytree made by one backend's `plan` for its `attend`; opaque to everybody else."""
 
 _MODULES: Mapping[str, str] = {
+    "mosaic": "paged.mosaic.attention",
     "native": "paged.attention_native",
     "triton": "paged.triton.attention",
     "xla": "paged.attention_xla",
@@ -158,6 +159,7 @@ def _implementation(backend: str, call: AttentionCall) -> ModuleType:
         backend,
         backends.current_platform(),
         unsupported=lambda candidate: unsupported(candidate, call),
+        fastest=backends.FASTEST_ATTENTION,
     )
     return importlib.import_module(_MODULES[name])
 

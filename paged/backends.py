@@ -9,14 +9,17 @@ import contextvars
 import ctypes
 import dataclasses
 import functools
+import importlib.metadata
 import importlib.util
 import logging
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 import jax
 
+from paged.mosaic.support import why_no_assembler, why_no_gpu
 from paged.native import library
 
 logger = logging.getLogger(__name__)
@@ -82,6 +85,20 @@ def _why_no_triton() -> str | None:
     return None
 
 
+def _why_no_mosaic() -> str | None:
+    device = current_device()
+    reason = why_no_gpu(getattr(device, "compute_capability", "none"))
+    if reason is not None:
+        return reason
+    try:
+        nvcc_version = importlib.metadata.version("nvidia-cuda-nvcc-cu12")
+    except importlib.metadata.PackageNotFoundError:
+        nvcc_version = None
+    client = getattr(device, "client", None)
+    found = re.search(r"cuda (\d+)", getattr(client, "platform_version", ""))
+    return why_no_assembler(nvcc_version, int(found[1]) if found else None)
+
+
 # Options of glibc's mallopt(3).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -89,11 +106,24 @@ BACKENDS: Mapping[str, Backend] = {
     "native": Backend(platforms=("cpu",), missing=library.not_loaded),
     "xla": Backend(),
     "triton": Backend(platforms=("gpu",), missing=_why_no_triton),
+    "mosaic": Backend(platforms=("gpu",), missing=_why_no_mosaic),
 }
 """Backend name -> what it needs. "xla" needs nothing and supports everything."""
 
 PREFERENCE: Mapping[str, tuple[str, ...]] = {"cpu": ("native",), "gpu": ("triton",)}
 """Platform -> backends that "auto" tries before it ends at "xla", best first."""
+
+FASTEST_ATTENTION: Mapping[str, tuple[str, ...]] = {}
+"""Kind of device, as in "NVIDIA H200" -> the same for attention, as measured, before `PREFERENCE`.
+
+No kind has been measured yet. A row needs figures in docs/performance.md, as decision 0010 asks;
+`("mosaic", "triton")` is the row to expect for a GPU on which prefill is faster with "mosaic".
+"""
+
+
+def unavailable(name: str) -> str | None:
+    """Return why a backend cannot run on the device that programs are traced for, or None."""
+    return BACKENDS[name].unavailable(current_platform())
 
 
 def resolve_backend(
@@ -103,11 +133,13 @@ def resolve_backend(
     unsupported: Callable[[str], str | None] = lambda name: None,
     backends: Mapping[str, Backend] = BACKENDS,
     preference: Mapping[str, tuple[str, ...]] = PREFERENCE,
+    fastest: Mapping[str, tuple[str, ...]] | None = None,
 ) -> str:
     """Return the name of the backend to use; never "auto".
 
-    "auto" takes the first of the platform's preference that is available and supports the call,
-    and ends at "xla". Any other name is a promise: it is used or an error says why not.
+    "auto" takes the first that is available and supports the call, of what was measured to be
+    fastest on this kind of device, else of the platform's preference, and ends at "xla". Any other
+    name is a promise: it is used or an error says why not.
 
     Args:
       requested: "auto" or a key of `backends`.
@@ -115,6 +147,7 @@ def resolve_backend(
       unsupported: returns why a backend, by name, cannot serve the call at hand, or None.
       backends: the known backends.
       preference: order that "auto" follows, by platform.
+      fastest: the same by kind of device, which goes first.
 
     Raises:
       ValueError: if the name is unknown.
@@ -122,7 +155,8 @@ def resolve_backend(
         message gives the reason.
     """
     if requested == "auto":
-        for name in preference.get(platform, ()):
+        kind = getattr(current_device(), "device_kind", "")
+        for name in (fastest or {}).get(kind, preference.get(platform, ())):
             reason = backends[name].unavailable(platform) or unsupported(name)
             if reason is None:
                 return name

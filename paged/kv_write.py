@@ -1,5 +1,6 @@
 """`write_kv`: puts new keys and values into the paged cache, in place under donation."""
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -53,11 +54,7 @@ def write_kv(
     """
     check_rows(kv_cache, k, v, slot_mapping)
     check_kv_scales(kv_scales, kv_cache)
-    name = backends.resolve_backend(
-        backend,
-        backends.current_platform(),
-        unsupported=lambda name: unsupported(name, kv_cache, k, v),
-    )
+    name = _writer_name(backend, kv_cache, k, v)
     return _WRITERS[name](kv_cache, k, v, slot_mapping, kv_scales)
 
 
@@ -106,6 +103,17 @@ def check_rows(kv_cache: Array, k: Array, v: Array, slot_mapping: Array) -> None
             )
     if slot_mapping.dtype != jnp.int32:
         raise TypeError(f"slot_mapping has dtype {slot_mapping.dtype}; it must be int32.")
+
+
+def _writer_name(backend: str, kv_cache: Array, k: Array, v: Array) -> str:
+    resolve = functools.partial(
+        backends.resolve_backend,
+        platform=backends.current_platform(),
+        unsupported=lambda name: unsupported(name, kv_cache, k, v),
+    )
+    name = resolve(backend)
+    # "mosaic" is for attention alone: beside it, the best of the others writes.
+    return resolve("auto") if name == "mosaic" else name
 
 
 def scatter_kv(

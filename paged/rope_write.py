@@ -127,6 +127,7 @@ type _Implementation = Callable[
 ]
 
 _IMPLEMENTATIONS: Mapping[str, _Implementation] = {
+    "mosaic": _compose,
     "native": native.paged_rotate_and_write,
     "triton": _compose,
     "xla": _compose,

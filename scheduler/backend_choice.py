@@ -5,7 +5,7 @@ import logging
 
 from paged.attention import unsupported
 from paged.attention_call import AttentionCall
-from paged.backends import resolve_backend
+from paged.backends import FASTEST_ATTENTION, resolve_backend
 from paged.models.config import ModelConfig
 from paged.native.library import load_library, resolve_linear_backend
 from paged.scheduler.config import FP8_DTYPES, EngineConfig, StepLimits
@@ -62,7 +62,9 @@ def _attention_backend(
         return next(filter(None, (unsupported(name, call) for call in calls)), None)
 
     try:
-        resolved = resolve_backend(requested, platform, unsupported=first_reason)
+        resolved = resolve_backend(
+            requested, platform, unsupported=first_reason, fastest=FASTEST_ATTENTION
+        )
     except NotImplementedError as error:
         raise ValueError(f"attention_backend: {error}") from None
     if platform == "cpu" and requested == "auto" and resolved != "native":

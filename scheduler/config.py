@@ -13,7 +13,7 @@ FP8_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", *FP8_DTYPES)
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEFAULT_COMPILATION_CACHE_DIR = "~/.cache/paged/xla"
-ATTENTION_BACKENDS = ("auto", "native", "triton", "xla")
+ATTENTION_BACKENDS = ("auto", "mosaic", "native", "triton", "xla")
 LINEAR_BACKENDS = ("auto", "native", "xla")
 QUANTIZATIONS = ("int8",)
 PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
@@ -42,8 +42,8 @@ class EngineConfig:
       quantization: "int8" keeps the weights of linear layers and of the head as int8, with one
         scale per output; activations stay as they are. None keeps them in `dtype`.
       seed: seed of the requests that bring none.
-      attention_backend: "auto", "native" (the C++ kernels, on a CPU), "triton" (on an NVIDIA GPU)
-        or "xla"; the names are promises.
+      attention_backend: "auto", "native" (the C++ kernels, on a CPU), "triton" (on an NVIDIA GPU),
+        "mosaic" (for prefill, on Hopper and Blackwell) or "xla"; the names are promises.
       linear_backend: "auto", "native" or "xla", for matrix products.
       max_num_queued_reqs: most requests waiting before `AsyncEngine` refuses new ones; None: no
         bound. (`LLM` is handed its whole queue at once and refuses none of it.)

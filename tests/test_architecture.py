@@ -48,6 +48,7 @@ HTTP = {"aiohttp", "prometheus_client"}
 # Where the environment may be read, besides server/cli*.py.
 READS_ENVIRONMENT: dict[str, str] = {
     "models/executables.py": "XLA_FLAGS is part of what a compiled program is made from",
+    "paged/gpu/mosaic_dump.py": "sets what makes Mosaic's compiler show its code, and puts it back",
 }
 
 

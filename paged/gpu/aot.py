@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from paged import backends
 from paged.gpu.custom_calls import triton_kernels
+from paged.gpu.mosaic_dump import dumping_to, mosaic_kernels
 from paged.gpu.ptx import Kernel
 from paged.gpu.traffic import array_bytes
 from paged.gpu.traits import Gpu, describe
@@ -43,7 +44,7 @@ class Report:
       argument_bytes, output_bytes, alias_bytes, temp_bytes: device memory, of one device.
       copies: (bytes, line of HLO) of each copy in the optimised program, largest first.
       collectives: how often each kind occurs.
-      kernels: the Triton kernels.
+      kernels: the Triton kernels, then the Mosaic ones.
       operations: how often each kind of operation is dispatched by the host; a "kCommandBuffer" is
         a CUDA graph.
       hlo: the optimised program.
@@ -142,16 +143,19 @@ class Target:
           options: compiler options of XLA.
         """
         with backends.compiling_for(self.device), tempfile.TemporaryDirectory() as folder:
-            lowered = jitted.lower(*args)
-            compiled = lowered.compile(
-                compiler_options={
-                    "xla_gpu_autotune_level": 0,
-                    "xla_dump_to": folder,
-                    "xla_dump_hlo_as_text": True,
-                    **(options or {}),
-                }
-            )
+            mosaic_folder = pathlib.Path(folder) / "mosaic"
+            with dumping_to(mosaic_folder):
+                lowered = jitted.lower(*args)
+                compiled = lowered.compile(
+                    compiler_options={
+                        "xla_gpu_autotune_level": 0,
+                        "xla_dump_to": folder,
+                        "xla_dump_hlo_as_text": True,
+                        **(options or {}),
+                    }
+                )
             operations = _dispatched_operations(pathlib.Path(folder))
+            kernels = [*triton_kernels(lowered.as_text()), *mosaic_kernels(mosaic_folder)]
         hlo, memory = compiled.as_text(), compiled.memory_analysis()
         copies, collectives = _copies_and_collectives(hlo)
         return Report(
@@ -162,7 +166,7 @@ class Target:
             temp_bytes=memory.temp_size_in_bytes,
             copies=copies,
             collectives=collectives,
-            kernels=triton_kernels(lowered.as_text()),
+            kernels=kernels,
             operations=operations,
             hlo=hlo,
         )

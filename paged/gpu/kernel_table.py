@@ -5,9 +5,11 @@
 prints it. A test compares it with the page, so both change together.
 """
 
+import concurrent.futures
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+import multiprocessing
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +25,12 @@ TABLE_TARGETS = ("a100", "h200", "b200")
 # Products of the tensor cores, by target; narrow tiles keep to HMMA everywhere.
 TENSOR_CORE = {"a100": "HMMA", "h100": "HGMMA", "h200": "HGMMA", "b200": "UTCHMMA"}
 
-_NUM_SEQS, _NUM_KV_HEADS, _BLOCK_SIZE = 64, 8, 16
+_NUM_SEQS, _NUM_KV_HEADS = 64, 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """A call of the op on 64 sequences, blocks of 16 and 8 kv heads, as shapes.
+    """A call of the op on 64 sequences and 8 kv heads, as shapes.
 
     Attributes:
       num_tokens: query rows; a batch of decodes if there are as many as sequences.
@@ -39,6 +41,9 @@ class Call:
       sliding_window: as in `ragged_paged_attention`.
       has_sinks: whether sinks are given.
       table_width: blocks of a sequence, at most.
+      block_size: tokens of a block.
+      backend: of the attention.
+      targets: what it is compiled for.
     """
 
     num_tokens: int
@@ -49,9 +54,12 @@ class Call:
     sliding_window: int | None = None
     has_sinks: bool = False
     table_width: int = 512
+    block_size: int = 16
+    backend: str = "triton"
+    targets: tuple[str, ...] = TABLE_TARGETS
 
 
-CALLS: Mapping[str, Call] = {
+CALLS: dict[str, Call] = {
     "decode, head size 128": Call(64),
     "decode, 128, e4m3 cache": Call(64, cache_dtype="float8_e4m3fn"),
     "mixed, head size 128": Call(2048),
@@ -61,6 +69,28 @@ CALLS: Mapping[str, Call] = {
     ),
     "mixed, head size 256": Call(2048, head_dim=256),
 }
+
+# Mosaic's kernel, which is for prefill.
+MOSAIC_CALLS: dict[str, Call] = {
+    "Mosaic, head size 128": Call(2048, backend="mosaic", targets=("h200", "b200")),
+    "Mosaic, 64, group 8, window, sinks": Call(
+        2048,
+        head_dim=64,
+        group=8,
+        sliding_window=128,
+        has_sinks=True,
+        backend="mosaic",
+        targets=("h200",),
+    ),
+    "Mosaic, head size 256": Call(2048, head_dim=256, backend="mosaic", targets=("h200",)),
+}
+
+
+def cases() -> Iterator[tuple[str, str]]:
+    """Yield the calls and targets of the table, by name."""
+    for name, call in (CALLS | MOSAIC_CALLS).items():
+        for target_name in call.targets:
+            yield name, target_name
 
 
 def compile_call(target: Target, call: Call) -> Report:
@@ -76,12 +106,12 @@ def compile_call(target: Target, call: Call) -> Report:
         slots: jax.Array,
         sinks: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array]:
-        cache = write_kv(cache, k, k, slots, backend="triton")
+        cache = write_kv(cache, k, k, slots, backend=call.backend)
         attend = functools.partial(ragged_paged_attention, sliding_window=call.sliding_window)
-        return cache, attend(q, cache, tables, lens, starts, sinks=sinks, backend="triton")
+        return cache, attend(q, cache, tables, lens, starts, sinks=sinks, backend=call.backend)
 
     num_q_heads = _NUM_KV_HEADS * call.group
-    cache_shape = (4096, 2, _NUM_KV_HEADS, _BLOCK_SIZE, call.head_dim)
+    cache_shape = (4096, 2, _NUM_KV_HEADS, call.block_size, call.head_dim)
     int32s = functools.partial(target.struct, dtype=jnp.int32)
     return target.compile(
         jax.jit(step, donate_argnums=0),
@@ -96,8 +126,22 @@ def compile_call(target: Target, call: Call) -> Report:
     )
 
 
+def compile_case(name: str, target_name: str) -> Report:
+    """Compile a call of the table, by name, for a target."""
+    return compile_call(Target(target_name), (CALLS | MOSAIC_CALLS)[name])
+
+
+@functools.cache
+def process_for(target_name: str) -> concurrent.futures.Executor:
+    """Return a process to compile Mosaic's kernels for a target in.
+
+    Its compiler remembers the first target of a process, and refuses newer ones.
+    """
+    return concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+
 # Rows of products of 4,096 inputs with 4,096 outputs, groups of 128 and zero points.
-PRODUCTS: Mapping[str, int] = {"1 row": 1, "64 rows": 64}
+PRODUCTS: dict[str, int] = {"1 row": 1, "64 rows": 64}
 
 
 def compile_product(target: Target, num_rows: int) -> Report:
@@ -122,7 +166,7 @@ def rows(name: str, target: Target, report: Report) -> Iterator[str]:
         is_small = kernel.name in ("write_kv_kernel", "combine_kernel")
         if is_small and name != "decode, head size 128":
             continue  # they hardly differ between calls
-        what = kernel.name.removesuffix("_kernel").replace("_", " ")
+        what = kernel.name.removeprefix("ragged_paged_").removesuffix("_kernel").replace("_", " ")
         what = what if is_small else f"{what}: {name}"
         products = [
             f"{count} {instruction}"
@@ -150,13 +194,14 @@ HEADER = """\
 def main() -> None:
     """Print the table."""
     print(HEADER)
-    for name, call in CALLS.items():
-        for target_name in TABLE_TARGETS:
-            target = Target(target_name)
-            print("\n".join(rows(name, target, compile_call(target, call))), flush=True)
+    for name, target_name in cases():
+        if name in MOSAIC_CALLS:
+            report = process_for(target_name).submit(compile_case, name, target_name).result()
+        else:
+            report = compile_case(name, target_name)
+        print("\n".join(rows(name, Target(target_name), report)), flush=True)
     for name, num_rows in PRODUCTS.items():
-        for target_name in TABLE_TARGETS:
-            target = Target(target_name)
+        for target in map(Target, TABLE_TARGETS):
             print("\n".join(rows(name, target, compile_product(target, num_rows))), flush=True)
 
 

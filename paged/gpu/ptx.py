@@ -45,7 +45,7 @@ class Kernel:
         """Return its SASS, as text.
 
         Names to look for: HMMA, HGMMA and UTCHMMA are the tensor cores' products up to sm_80, on
-        sm_90 and on sm_100; LDGSTS is an asynchronous copy into shared memory.
+        sm_90 and on sm_100; LDGSTS is an asynchronous copy into shared memory, UTMALDG one by TMA.
         """
         return _machine_code(self.ptx, self.arch)
 
@@ -91,7 +91,7 @@ def inspect(ptx: str, name: str, shared_bytes: int = 0) -> Kernel:
         registers=number(r"Used (\d+) registers"),
         spill_bytes=number(r"(\d+) bytes spill stores"),
         shared_bytes=shared_bytes or number(r"(\d+) bytes smem"),
-        num_threads=number(r"\.reqntid (\d+)", ptx),
+        num_threads=number(r"\.(?:req|max)ntid (\d+)", ptx),
         ptx=ptx,
         arch=target[1],
     )

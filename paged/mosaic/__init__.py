@@ -1,0 +1,1 @@
+"""Attention kernels in Pallas' Mosaic GPU dialect, for NVIDIA Hopper."""
