@@ -23,6 +23,8 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
+from paged.models.programs import Program
+
 logger = logging.getLogger(__name__)
 
 _KEPT_GENERATIONS = 4
@@ -47,6 +49,10 @@ class ExecutableStore:
         if directory is not None:
             root = pathlib.Path(directory).expanduser()
             self._folder = root / _digest([*_surroundings(), *settings])
+
+    def make(self, program: Program) -> Any:
+        """Return a program of a step, from disk or compiled now."""
+        return self.get(program.name, program.compile, *program.arguments)
 
     def get(self, name: str, compile_program: Callable[[], Any], *arguments: Any) -> Any:
         """Return a compiled program, from disk or compiled now; threads may call this at once.

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 
 import jax
 
-from paged.backends import device_memory, keep_freed_memory
+from paged.backends import (
+    current_device,
+    current_platform,
+    device_memory,
+    keep_freed_memory,
+)
 from paged.block_copy import MAX_STAGED_BYTES
 from paged.cache_groups import CacheGroup, group_layers, one_group
 from paged.kv_cache import KVCacheSpec, allocate_kv_cache
@@ -324,7 +329,7 @@ def resolve_config(
             f"max_model_len={max_model_len} exceeds the {longest} positions the model was made "
             "for; lower it."
         )
-    platform = jax.default_backend()
+    platform = current_platform()
     factor = 2 if config.performance_mode == "throughput" else 1
     default_seqs, default_tokens = (factor * limit for limit in _default_limits(platform))
     max_num_seqs = config.max_num_seqs
@@ -374,7 +379,7 @@ def size_kv_cache(spec: KVCacheSpec, config: EngineConfig, model: ModelConfig) -
         free_bytes=memory.free_bytes,
         weight_bytes=weight_bytes(config, model),
         activation_bytes=activation_bytes(config, model) + staging_bytes(config),
-        shared_with_host=jax.default_backend() == "cpu",
+        shared_with_host=current_platform() == "cpu",
     )
     available = available_kv_bytes(budget, config.gpu_memory_utilization)
     logger.info("Available KV cache memory: %.2f GiB", available / GIB)
@@ -413,7 +418,7 @@ def _default_limits(platform: str) -> tuple[int, int]:
     if platform == "cpu":
         return _CPU_LIMITS
     is_large = device_memory().total_bytes >= _LARGE_GPU_BYTES
-    kind = jax.devices()[0].device_kind.lower()
+    kind = current_device().device_kind.lower()
     return _LARGE_GPU_LIMITS if is_large and "a100" not in kind else _SMALL_GPU_LIMITS
 
 
