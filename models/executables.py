@@ -7,6 +7,7 @@ that is missing, damaged or refused by XLA is compiled anew and replaced. Whoeve
 folder decides what the process runs.
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import logging
@@ -133,7 +134,7 @@ def _surroundings() -> Iterator[str]:
     """What compiled programs depend on that is the same for all programs of a process."""
     yield sys.version
     yield from (importlib.metadata.version(package) for package in _PACKAGES)
-    yield from (f"{path} {digest}" for path, digest in _sources())
+    yield sources_digest()
     yield _cpu()
     for device in jax.devices():
         yield f"{device.platform} {device.device_kind} {device.client.platform_version}"
@@ -142,6 +143,12 @@ def _surroundings() -> Iterator[str]:
         # Neither where compiled programs lie nor when they are kept changes what they are.
         if "cache" not in name:
             yield f"{name}={value}"
+
+
+@functools.cache
+def sources_digest() -> str:
+    """Return a digest of the files of this package, which tells two states of it apart."""
+    return _digest(f"{path} {digest}" for path, digest in _sources())
 
 
 def _sources() -> Iterator[tuple[str, str]]:
