@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from paged.cache_groups import CacheGroup, group_layers, layers_per_group, one_g
 from paged.kv_cache import KVCache, KVCacheSpec, allocate_kv_cache
 from paged.models.config import ModelConfig
 from paged.models.forward import abstract_model, init_random_params
+from paged.models.programs import Program
 from paged.scheduler.buckets import BucketTable
 from paged.scheduler.output import ScheduledRequest, SchedulerOutput
 from paged.scheduler.params import SamplingParams
@@ -180,3 +183,49 @@ def test_cache_groups_have_block_tables_of_their_own() -> None:
     assert np.abs(np.subtract(mixed, expected)).max() > 1e-3
     for runner in (grouped, whole):
         runner.close()
+
+
+@dataclass
+class CountingSource:
+    """Compiles programs, and counts the calls and the host arrays that they are called with."""
+
+    names: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    num_host_arrays: int = 0
+
+    def make(self, program: Program) -> Any:
+        self.names.append(program.name)
+        compiled = program.compile()
+
+        def call(*arguments: Any) -> Any:
+            leaves = jax.tree.leaves(arguments)
+            self.calls.append(program.name.split()[0])
+            self.num_host_arrays += sum(not isinstance(leaf, jax.Array) for leaf in leaves)
+            return compiled(*arguments)
+
+        return call
+
+
+def test_a_step_sends_one_array_and_each_shape_has_one_program() -> None:
+    runner, source, table = make_runner(), CountingSource(), BucketTable(8, 64)
+    runner.warmup(table, store=source, progress=False)
+    kinds = [name.split()[0] for name in source.names]
+    assert len(set(source.names)) == len(source.names)
+    assert kinds.count("forward") == len(table.buckets)
+    assert kinds.count("greedy") == len(table.greedy_sizes)
+    assert kinds.count("sample") == len(table.sample_sizes)
+    steps = (
+        (3, SamplingParams(temperature=0), ["forward", "greedy"]),
+        (3, SamplingParams(temperature=1), ["forward", "sample"]),
+        (16, SamplingParams(temperature=0, logprobs=1), ["forward", "sample"]),
+    )
+    for version, (num_tokens, params, expected) in enumerate(steps):
+        source.calls.clear()
+        source.num_host_arrays = 0
+        step = prefill(range(num_tokens), 1, version)
+        step.request.params = params
+        step.request.block_tables[0] = [1, 2, 3, 4]
+        runner.execute(SchedulerOutput((step,), num_tokens)).result()
+        assert source.num_host_arrays == 1
+        assert source.calls == expected
+    runner.close()
