@@ -28,7 +28,7 @@ def config(tiny_config: EngineConfig) -> EngineConfig:
         attention_backend="xla",
         linear_backend="xla",
         max_num_seqs=8,
-        max_num_batched_tokens=64,
+        max_num_batched_tokens=8,  # one shape of a step
         compilation_cache_dir=None,
     )
 
@@ -140,7 +140,12 @@ def test_blocks_that_do_not_fit_are_refused(tiny_model, config, artifact, tmp_pa
         load_engine(str(tiny_model), wanted, progress=False)
 
 
-def test_command_line_refuses_what_cannot_be_compiled_ahead(tiny_model, tmp_path, capsys):
+def test_command_line_refuses_what_cannot_be_compiled_ahead(
+    tiny_model, tmp_path, capsys, monkeypatch
+):
+    # The command sets these; put back afterwards.
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     command = ["compile", str(tiny_model), "--out", str(tmp_path / "new")]
     for options, message in (
         (["--attention-backend", "native"], "cannot be compiled ahead"),

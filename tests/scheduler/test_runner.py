@@ -1,5 +1,7 @@
 """What `ModelRunner` does around a step: blocks move first; each cache group has its tables."""
 
+import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +20,7 @@ from paged.scheduler.output import ScheduledRequest, SchedulerOutput
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import Request
 from paged.scheduler.runner import ModelRunner
+from paged.scheduler.step_programs import compile_programs, step_layout
 
 CONFIG = ModelConfig(
     "LlamaForCausalLM",
@@ -62,6 +65,25 @@ class RecordingMover:
         return KVCache(kv_cache.layers, token_ids)
 
 
+@dataclass
+class CountingSource:
+    """Compiles programs, and counts the calls and the host arrays that they are called with."""
+
+    calls: list[str] = field(default_factory=list)
+    num_host_arrays: int = 0
+
+    def make(self, program: Program) -> Any:
+        compiled = program.compile()
+
+        def call(*arguments: Any) -> Any:
+            self.calls.append(program.name.split()[0])
+            leaves = jax.tree.leaves(arguments)
+            self.num_host_arrays += sum(not isinstance(leaf, jax.Array) for leaf in leaves)
+            return compiled(*arguments)
+
+        return call
+
+
 def make_runner(
     mover: RecordingMover | None = None,
     config: ModelConfig = CONFIG,
@@ -89,9 +111,14 @@ def mover() -> RecordingMover:
 
 
 @pytest.fixture(scope="module")
-def runner(mover: RecordingMover) -> Iterator[ModelRunner]:
+def source() -> CountingSource:
+    return CountingSource()
+
+
+@pytest.fixture(scope="module")
+def runner(mover: RecordingMover, source: CountingSource) -> Iterator[ModelRunner]:
     runner = make_runner(mover)
-    runner.warmup(BucketTable(8, 8), progress=False)
+    runner.warmup(BucketTable(8, 8), store=source, progress=False)
     yield runner
     runner.close()
 
@@ -185,47 +212,47 @@ def test_cache_groups_have_block_tables_of_their_own() -> None:
         runner.close()
 
 
-@dataclass
-class CountingSource:
-    """Compiles programs, and counts the calls and the host arrays that they are called with."""
-
-    names: list[str] = field(default_factory=list)
-    calls: list[str] = field(default_factory=list)
-    num_host_arrays: int = 0
-
-    def make(self, program: Program) -> Any:
-        self.names.append(program.name)
-        compiled = program.compile()
-
-        def call(*arguments: Any) -> Any:
-            leaves = jax.tree.leaves(arguments)
-            self.calls.append(program.name.split()[0])
-            self.num_host_arrays += sum(not isinstance(leaf, jax.Array) for leaf in leaves)
-            return compiled(*arguments)
-
-        return call
-
-
-def test_a_step_sends_one_array_and_each_shape_has_one_program() -> None:
-    runner, source, table = make_runner(), CountingSource(), BucketTable(8, 64)
-    runner.warmup(table, store=source, progress=False)
-    kinds = [name.split()[0] for name in source.names]
-    assert len(set(source.names)) == len(source.names)
-    assert kinds.count("forward") == len(table.buckets)
-    assert kinds.count("greedy") == len(table.greedy_sizes)
-    assert kinds.count("sample") == len(table.sample_sizes)
+def test_a_step_sends_one_array_to_the_device(runner: ModelRunner, source: CountingSource) -> None:
     steps = (
-        (3, SamplingParams(temperature=0), ["forward", "greedy"]),
-        (3, SamplingParams(temperature=1), ["forward", "sample"]),
-        (16, SamplingParams(temperature=0, logprobs=1), ["forward", "sample"]),
+        (SamplingParams(temperature=0), ["forward", "greedy"]),
+        (SamplingParams(temperature=1), ["forward", "sample"]),
+        (SamplingParams(temperature=0, logprobs=1), ["forward", "sample"]),
     )
-    for version, (num_tokens, params, expected) in enumerate(steps):
+    for version, (params, expected) in enumerate(steps):
         source.calls.clear()
         source.num_host_arrays = 0
-        step = prefill(range(num_tokens), 1, version)
+        step = prefill(range(3), 1, version=100 + version)
         step.request.params = params
-        step.request.block_tables[0] = [1, 2, 3, 4]
-        runner.execute(SchedulerOutput((step,), num_tokens)).result()
-        assert source.num_host_arrays == 1
+        runner.execute(SchedulerOutput((step,), 3)).result()
         assert source.calls == expected
-    runner.close()
+        assert source.num_host_arrays == 1
+
+
+@dataclass
+class NamingSource:
+    """Names the programs that are asked for."""
+
+    names: list[str] = field(default_factory=list)
+
+    def make(self, program: Program) -> None:
+        self.names.append(program.name)
+
+
+def test_each_shape_has_exactly_one_program() -> None:
+    source, table = NamingSource(), BucketTable(32, 256)
+    graphdef, params = abstract_model(CONFIG, dtype="float32")
+    spec = KVCacheSpec(1, CONFIG.num_kv_heads, CONFIG.head_dim, BLOCK_SIZE, "float32")
+    compile_programs(
+        table,
+        functools.partial(step_layout, max_blocks_per_seq=4, vocab_size=64, num_groups=1),
+        graphdef,
+        params,
+        jax.eval_shape(lambda: allocate_kv_cache(spec, 12)),
+        max_num_seqs=32,
+        store=source,
+        progress=False,
+    )
+    assert len(set(source.names)) == len(source.names)
+    kinds = Counter(name.split()[0] for name in source.names)
+    # 8, 16, 32 decodes; 64, 128, 256 tokens; from 32 rows to 8 and 16.
+    assert kinds == {"forward": 6, "greedy": 3, "sample": 3, "resize": 2}
