@@ -5,12 +5,21 @@ import json
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import pytest
+from jax import export
 
 from benchmarks.gpu.attention_cases import TIMED, Batch
 from benchmarks.gpu.measure import Clock, Rates, Times
-from benchmarks.gpu.programs import Input, Program, make_inputs, read_manifest, write_manifest
+from benchmarks.gpu.programs import (
+    Input,
+    Program,
+    make_inputs,
+    program_file,
+    read_manifest,
+    write_manifest,
+)
 from benchmarks.gpu.report import Report, timed_row
 from benchmarks.gpu.run import run_programs
 from benchmarks.gpu.step_cases import STEPS, step_program
@@ -126,3 +135,21 @@ def test_steps_read_weights_and_contexts(tmp_path):
     assert program.read_bytes == 2 * parameters + 64 * 2048 * 131_072
     attention = 4 * 64 * 2048 * 32 * 32 * 128
     assert program.flops == pytest.approx(2 * 64 * parameters + attention, rel=1e-3)
+
+
+@pytest.mark.aot
+def test_exported_programs_hold_their_kernels(tmp_path):
+    from benchmarks.gpu.export import export_family
+    from paged.gpu.aot import Target
+
+    export_family(tmp_path, "sm_90", only="decode 1 x 32k")
+    ((program,), about) = read_manifest(tmp_path)
+    assert about["family"] == "sm_90"
+    exported = export.deserialize(bytearray(program_file(tmp_path, program.name).read_bytes()))
+    gpu = Target("h200")
+    arrays = [gpu.struct(each.shape, each.dtype) for each in program.inputs]
+    report = gpu.compile(jax.jit(exported.call, donate_argnums=program.donated), *arrays)
+    # Eight layers of attention in one graph, all of the same two kernels.
+    assert [kernel.name for kernel in report.kernels] == ["attention_kernel", "combine_kernel"]
+    assert report.hlo.count('custom_call_target="triton_kernel_call_ffi"') == 8 * 2
+    assert report.operations == {"kCommandBuffer": 1}

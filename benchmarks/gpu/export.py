@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import pathlib
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -53,21 +53,26 @@ def save(
     program_file(folder, name).write_bytes(exported(*shapes).serialize())
 
 
-def gpu_programs(folder: pathlib.Path) -> Iterator[Pending]:
-    """Yield all programs; their small arrays are written to the folder."""
-    for name, batch in CHECKED.items():
+def gpu_programs(folder: pathlib.Path, only: str = "") -> Iterator[Pending]:
+    """Yield all programs whose name holds `only`; their small arrays are written to the folder."""
+    for name, batch in _named(CHECKED, only):
         program = checked_program(folder, name, batch)
         yield program, name, attend(batch, "triton", 1)
         yield program, f"{name}.reference", attend_in_float32(batch)
     for dtype in WRITE_DTYPES:
         program = write_program(folder, dtype)
-        yield program, program.name, write("triton")
-        yield program, f"{program.name}.reference", write("xla")
-    for name, timed in TIMED.items():
+        if only in program.name:
+            yield program, program.name, write("triton")
+            yield program, f"{program.name}.reference", write("xla")
+    for name, timed in _named(TIMED, only):
         program = timed_program(folder, name, timed)
         yield program, name, attend(timed.batch, "triton", program.repeats)
-    for name, step in STEPS.items():
+    for name, step in _named(STEPS, only):
         yield step_program(folder, name, step), name, run_step(step, "triton")
+
+
+def _named[T](cases: Mapping[str, T], only: str) -> Iterator[tuple[str, T]]:
+    return ((name, case) for name, case in cases.items() if only in name)
 
 
 def export_family(folder: pathlib.Path, family: str, only: str = "") -> None:
@@ -78,11 +83,10 @@ def export_family(folder: pathlib.Path, family: str, only: str = "") -> None:
         backends.compiling_for(Target(FAMILIES[family]).device),
         contextlib.closing(tqdm(desc=family, unit="program")) as bar,
     ):
-        for program, name, function in gpu_programs(folder):
-            if only in name:
-                save(folder, program, name, function, "cuda")
-                done[program.name] = program
-                bar.update()
+        for program, name, function in gpu_programs(folder, only):
+            save(folder, program, name, function, "cuda")
+            done[program.name] = program
+            bar.update()
     about = {"family": family, "paged": __version__, "jax": jax.__version__}
     write_manifest(folder, list(done.values()), {**about, "python": platform.python_version()})
 
