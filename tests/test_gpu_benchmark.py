@@ -26,16 +26,26 @@ from benchmarks.gpu.step_cases import STEPS, step_program
 from tests.server.process import ROOT
 
 
-def test_dry_run_comes_to_its_end(tmp_path):
-    file = tmp_path / "gpu.json"
-    run = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu.run", "--dry", f"--json={file}"],
+def run_dry(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu.run", "--dry", *options],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_a_run_ends_with_its_time_whatever_it_is_doing():
+    run = run_dry("--seconds=0.1")
+    assert run.returncode == 0, run.stderr
+    assert "not run: the time is over" in run.stdout
+
+
+def test_dry_run_comes_to_its_end(tmp_path):
+    file = tmp_path / "gpu.json"
+    run = run_dry(f"--json={file}")
     assert run.returncode == 0, run.stderr
     rows = json.loads(file.read_text())["rows"]
     notes = {row["name"]: row["note"] for row in rows}
@@ -72,6 +82,7 @@ def notes_of(tmp_path, programs, seconds: float) -> list[str]:
     write_manifest(tmp_path, programs, {"family": "none"})
     report = Report({}, tmp_path / "report.json")
     run_programs(tmp_path, report, load_fake, Clock(seconds), is_dry=True)
+    assert report.status == any(row.note == "WRONG" for row in report.rows)
     assert [row["note"] for row in json.loads((tmp_path / "report.json").read_text())["rows"]] == [
         row.note for row in report.rows
     ]

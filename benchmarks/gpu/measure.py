@@ -53,9 +53,12 @@ def time_calls(call: Callable[[], Any], *, seconds: float, calls: int = 10) -> T
     Args:
       call: starts the work and returns arrays of it.
       seconds: samples are taken for about so long.
-      calls: of a sample.
+      calls: of a sample, at most: fewer if they take longer than a tenth of a second.
     """
     jax.block_until_ready(call())
+    started = time.perf_counter()
+    jax.block_until_ready(call())
+    calls = max(1, min(calls, int(0.1 / (time.perf_counter() - started))))
     clock, samples = Clock(seconds), []
     while len(samples) < 5 or (clock.left > 0 and len(samples) < 50):
         started = time.perf_counter()
