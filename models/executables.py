@@ -7,6 +7,7 @@ that is missing, damaged or refused by XLA is compiled anew and replaced. Whoeve
 folder decides what the process runs.
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import logging
@@ -22,6 +23,8 @@ from typing import Any
 
 import jax
 from jax.experimental import serialize_executable
+
+from paged.models.programs import Program
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,10 @@ class ExecutableStore:
         if directory is not None:
             root = pathlib.Path(directory).expanduser()
             self._folder = root / _digest([*_surroundings(), *settings])
+
+    def make(self, program: Program) -> Any:
+        """Return a program of a step, from disk or compiled now."""
+        return self.get(program.name, program.compile, *program.arguments)
 
     def get(self, name: str, compile_program: Callable[[], Any], *arguments: Any) -> Any:
         """Return a compiled program, from disk or compiled now; threads may call this at once.
@@ -127,7 +134,7 @@ def _surroundings() -> Iterator[str]:
     """What compiled programs depend on that is the same for all programs of a process."""
     yield sys.version
     yield from (importlib.metadata.version(package) for package in _PACKAGES)
-    yield from (f"{path} {digest}" for path, digest in _sources())
+    yield sources_digest()
     yield _cpu()
     for device in jax.devices():
         yield f"{device.platform} {device.device_kind} {device.client.platform_version}"
@@ -136,6 +143,12 @@ def _surroundings() -> Iterator[str]:
         # Neither where compiled programs lie nor when they are kept changes what they are.
         if "cache" not in name:
             yield f"{name}={value}"
+
+
+@functools.cache
+def sources_digest() -> str:
+    """Return a digest of the files of this package, which tells two states of it apart."""
+    return _digest(f"{path} {digest}" for path, digest in _sources())
 
 
 def _sources() -> Iterator[tuple[str, str]]:

@@ -23,9 +23,9 @@ from jax import Array
 
 from paged.kv_cache import KVCache
 from paged.models.batch import SampledTokens
-from paged.models.executables import ExecutableStore
 from paged.models.forward import HeadDef, forward
 from paged.models.packing import BatchLayout, in_flight
+from paged.models.programs import Program, ProgramSource
 from paged.models.sampling import sample
 
 type Forward = Callable[
@@ -167,7 +167,7 @@ def _keep(last_tokens: Array, sampled_rows: Array, token_ids: Array) -> Array:
 
 
 def compile_forward(
-    store: ExecutableStore,
+    store: ProgramSource,
     graphdef: Any,
     params: Any,
     kv_cache: KVCache,
@@ -178,7 +178,7 @@ def compile_forward(
     """Compile `forward_step` for one layout ahead of time, or load it; the cache is donated.
 
     Args:
-      store: where compiled programs are kept.
+      store: makes or keeps compiled programs.
       graphdef, params: the split model; `params` may be arrays or their abstract shapes.
       kv_cache: the cache, or its abstract shape.
       layout: the static shapes.
@@ -186,14 +186,15 @@ def compile_forward(
     """
     leaves, treedef = jax.tree.flatten(params)
     step = functools.partial(forward_step, treedef=treedef, graphdef=graphdef, layout=layout)
-    jitted = jax.jit(step, donate_argnums=1)
     arguments = tuple(leaves), kv_cache, layout.empty(), np.zeros(max_num_seqs, np.int32)
-    compiled: Forward = _compile(store, f"forward {layout}", jitted, *arguments)
+    outputs = 0, 0, kv_cache
+    program = Program(f"forward {layout}", step, arguments, outputs, donated=(1,))
+    compiled: Forward = store.make(program)
     return compiled
 
 
 def compile_resize(
-    store: ExecutableStore, head: HeadDef, head_params: Any, layout: BatchLayout, *, num_seqs: int
+    store: ProgramSource, head: HeadDef, head_params: Any, layout: BatchLayout, *, num_seqs: int
 ) -> Resize:
     """Compile `resize_step` from the sequences of `layout` to `num_seqs`, or load it.
 
@@ -201,14 +202,15 @@ def compile_resize(
       store, head, head_params, layout: as in `compile_greedy`.
       num_seqs: see `resize_step`.
     """
-    jitted = jax.jit(functools.partial(resize_step, layout=layout, num_seqs=num_seqs))
+    step = functools.partial(resize_step, layout=layout, num_seqs=num_seqs)
     hidden, rows, _ = _head_inputs(head, head_params, layout, 0)
-    compiled: Resize = _compile(store, f"resize {layout} {num_seqs}", jitted, hidden, rows)
+    program = Program(f"resize {layout} {num_seqs}", step, (hidden, rows), (0, 0))
+    compiled: Resize = store.make(program)
     return compiled
 
 
 def compile_greedy(
-    store: ExecutableStore,
+    store: ProgramSource,
     head: HeadDef,
     head_params: Any,
     layout: BatchLayout,
@@ -218,20 +220,20 @@ def compile_greedy(
     """Compile `greedy_step` for the number of sequences of `layout` ahead of time, or load it.
 
     Args:
-      store: where compiled programs are kept.
+      store: makes or keeps compiled programs.
       head, head_params: see `paged.models.forward.split_head`.
       layout: the static shapes.
       max_num_seqs: batch rows.
     """
-    jitted = jax.jit(functools.partial(greedy_step, head=head, layout=layout))
+    step = functools.partial(greedy_step, head=head, layout=layout)
     hidden, rows, last_tokens = _head_inputs(head, head_params, layout, max_num_seqs)
     arguments = head_params, hidden, rows, last_tokens
-    compiled: Greedy = _compile(store, f"greedy {layout}", jitted, *arguments)
+    compiled: Greedy = store.make(Program(f"greedy {layout}", step, arguments, (0, 0)))
     return compiled
 
 
 def compile_sample(
-    store: ExecutableStore,
+    store: ProgramSource,
     head: HeadDef,
     head_params: Any,
     kv_cache: KVCache,
@@ -250,13 +252,10 @@ def compile_sample(
     step = functools.partial(sample_step, head=head, layout=layout, max_logprobs=max_logprobs)
     hidden, rows, last_tokens = _head_inputs(head, head_params, layout, max_num_seqs)
     arguments = head_params, hidden, rows, kv_cache.token_ids, last_tokens
-    name = f"sample {layout} {max_logprobs}"
-    compiled: Sample = _compile(store, name, jax.jit(step), *arguments)
+    outputs = SampledTokens(0, 0, 0, 0, 0), 0  # type: ignore[arg-type]
+    program = Program(f"sample {layout} {max_logprobs}", step, arguments, outputs)
+    compiled: Sample = store.make(program)
     return compiled
-
-
-def _compile(store: ExecutableStore, name: str, jitted: Any, *arguments: Any) -> Any:
-    return store.get(name, lambda: jitted.lower(*arguments).compile(), *arguments)
 
 
 def _head_inputs(

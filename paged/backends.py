@@ -16,6 +16,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import jax
 
@@ -44,17 +45,26 @@ class Backend:
         return self.missing()
 
 
-# The device that programs are traced for, unless that is the one they will run on here.
-_TARGET: contextvars.ContextVar[jax.Device | None] = contextvars.ContextVar("target", default=None)
+class _Target(NamedTuple):
+    device: jax.Device
+    memory_bytes: int | None
+
+
+# What programs are traced for, unless that is the device they will run on here.
+_TARGET: contextvars.ContextVar[_Target | None] = contextvars.ContextVar("target", default=None)
 
 
 @contextlib.contextmanager
-def compiling_for(device: jax.Device) -> Iterator[None]:
+def compiling_for(device: jax.Device, *, memory_bytes: int | None = None) -> Iterator[None]:
     """Have the ops that are traced inside choose as they do on `device`, which may be absent.
 
     Traces are forgotten before and after, because JAX does not know that they differ by target.
+
+    Args:
+      device: the target, or its description.
+      memory_bytes: what `device_memory` says inside; None: what it says otherwise.
     """
-    token = _TARGET.set(device)
+    token = _TARGET.set(_Target(device, memory_bytes))
     jax.clear_caches()  # type: ignore[no-untyped-call]
     try:
         yield
@@ -65,7 +75,8 @@ def compiling_for(device: jax.Device) -> Iterator[None]:
 
 def current_device() -> jax.Device:
     """Return the device that programs are being traced for: by default the first one here."""
-    return _TARGET.get() or jax.local_devices()[0]
+    target = _TARGET.get()
+    return jax.local_devices()[0] if target is None else target.device
 
 
 def current_platform() -> str:
@@ -201,11 +212,15 @@ def device_memory(device: jax.Device | None = None) -> DeviceMemory:
     its own, so there it is the memory of the machine, or of the container if that is less.
 
     Args:
-      device: the device asked about; None is the first one of this process.
+      device: the device asked about; None is the first one of this process, or the one that is
+        being compiled for.
 
     Raises:
       RuntimeError: if an accelerator does not tell.
     """
+    target = _TARGET.get()
+    if device is None and target is not None and target.memory_bytes is not None:
+        return DeviceMemory(target.memory_bytes, target.memory_bytes)
     device = jax.local_devices()[0] if device is None else device
     if device.platform == "cpu":
         return host_memory()

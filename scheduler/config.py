@@ -66,6 +66,8 @@ class EngineConfig:
       generation_config: "auto" takes sampling defaults from the checkpoint, "vllm" ignores them.
       compilation_cache_dir: folder of compiled programs; None turns the cache off.
       native_cache_dir: folder of the C++ kernels, which are compiled on first use.
+      artifact: folder of programs exported by `paged compile`, to be used instead of tracing the
+        model; settings that are inside them must agree. None traces it.
     """
 
     max_model_len: int | None = None
@@ -99,6 +101,7 @@ class EngineConfig:
     generation_config: str = "auto"
     compilation_cache_dir: str | None = DEFAULT_COMPILATION_CACHE_DIR
     native_cache_dir: str = DEFAULT_NATIVE_CACHE_DIR
+    artifact: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):

@@ -11,18 +11,26 @@ from dataclasses import dataclass
 
 import jax
 
-from paged.backends import device_memory, keep_freed_memory
+from paged.backends import (
+    current_device,
+    current_platform,
+    device_memory,
+    keep_freed_memory,
+)
 from paged.block_copy import MAX_STAGED_BYTES
 from paged.cache_groups import CacheGroup, group_layers, one_group
 from paged.kv_cache import KVCacheSpec, allocate_kv_cache
+from paged.models.artifact import Artifact, ArtifactPrograms
 from paged.models.checkpoint import Checkpoint, open_checkpoint
 from paged.models.compilation import make_cache_directory, no_persistent_cache, persistent_cache
 from paged.models.config import ModelConfig
 from paged.models.executables import ExecutableStore
 from paged.models.forward import abstract_model
 from paged.models.linear_packing import pack_linear_layers
+from paged.models.programs import ProgramSource
 from paged.models.weights import load_params, resolve_dtype
 from paged.scheduler.admission import InputProcessor
+from paged.scheduler.artifacts import agree_with_artifact, check_artifact_fits
 from paged.scheduler.backend_choice import choose_backends, kv_element_type
 from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.buckets import MIN_ROWS, BucketTable
@@ -106,15 +114,17 @@ def load_engine(
         checkpoint = open_checkpoint(
             model, revision=revision, token=token, cache_dir=models_cache_dir
         )
+        if config.artifact is not None:
+            config = agree_with_artifact(config, checkpoint.model_config)
         config = resolve_config(config, checkpoint.model_config, progress=progress)
         tokenizer = checkpoint.tokenizer
     logger.info(
         "Starting to load model %s (%s).", checkpoint.name, checkpoint.model_config.architecture
     )
     limits = StepLimits.of(config)
-    groups = _cache_groups(config, checkpoint.model_config)
+    groups = cache_groups(config, checkpoint.model_config)
     windows = tuple(group.sliding_window for group in groups)
-    spec = _kv_cache_spec(config, checkpoint.model_config, groups)
+    spec = kv_cache_spec(config, checkpoint.model_config, groups)
     # Before the weights: a pool too small should not cost the minutes that those may take.
     num_blocks = size_kv_cache(spec, config, checkpoint.model_config)
     in_flight = limits.max_num_batched_tokens
@@ -246,7 +256,7 @@ def _load_runner(
     logger.info("Compiling for %d shapes of a step.", len(table.buckets))
     with _phase(phases, "compile steps"):
         with no_persistent_cache():
-            runner.warmup(table, store=_executable_store(config, model, groups), progress=progress)
+            runner.warmup(table, store=_program_source(config, model, groups), progress=progress)
         with persistent_cache(config.compilation_cache_dir):
             mover.warmup()
     return runner, tiers
@@ -263,18 +273,22 @@ def make_bucket_table(config: EngineConfig) -> BucketTable:
     )
 
 
-def _executable_store(
+def _program_source(
     config: EngineConfig, model: ModelConfig, groups: tuple[CacheGroup, ...]
-) -> ExecutableStore:
-    """Return the programs of this model and config that earlier starts have compiled."""
+) -> ProgramSource:
+    """Return programs of this model and config: compiled by earlier starts, exported, or new."""
     path = make_cache_directory(config.compilation_cache_dir)
-    return ExecutableStore(
+    artifact = None if config.artifact is None else Artifact.open(config.artifact)
+    store = ExecutableStore(
         path and path / "executables",
         f"{model} {groups} {config.dtype} {config.attention_backend} {config.linear_backend}",
+        "" if artifact is None else artifact.digest,
     )
+    return store if artifact is None else ArtifactPrograms(artifact, store)
 
 
-def _cache_groups(config: EngineConfig, model: ModelConfig) -> tuple[CacheGroup, ...]:
+def cache_groups(config: EngineConfig, model: ModelConfig) -> tuple[CacheGroup, ...]:
+    """Return which layers of a model share block tables."""
     if config.disable_hybrid_kv_cache_manager:
         return one_group(model.num_layers)
     return group_layers(model.layer_windows)
@@ -290,9 +304,10 @@ def _check_tiers(config: EngineConfig, windows: Sequence[int | None]) -> None:
     check_offloading(config)
 
 
-def _kv_cache_spec(
+def kv_cache_spec(
     config: EngineConfig, model: ModelConfig, groups: Sequence[CacheGroup]
 ) -> KVCacheSpec:
+    """Return what a block of the cache holds; `config` is resolved."""
     return KVCacheSpec(
         num_layers=max(len(group.layers) for group in groups),
         num_kv_heads=model.num_kv_heads,
@@ -324,7 +339,7 @@ def resolve_config(
             f"max_model_len={max_model_len} exceeds the {longest} positions the model was made "
             "for; lower it."
         )
-    platform = jax.default_backend()
+    platform = current_platform()
     factor = 2 if config.performance_mode == "throughput" else 1
     default_seqs, default_tokens = (factor * limit for limit in _default_limits(platform))
     max_num_seqs = config.max_num_seqs
@@ -359,12 +374,17 @@ def resolve_config(
             platform != "cpu" if config.async_scheduling is None else config.async_scheduling
         ),
     )
+    if config.artifact is not None:
+        return resolved  # its programs have their backends inside
     return choose_backends(resolved, model, platform, progress=progress)
 
 
 def size_kv_cache(spec: KVCacheSpec, config: EngineConfig, model: ModelConfig) -> int:
     """Return the number of KV blocks, the null block included."""
     if config.num_gpu_blocks_override is not None:
+        if config.artifact is not None:
+            weights = weight_bytes(config, model)
+            check_artifact_fits(spec, config.num_gpu_blocks_override, weights)
         return config.num_gpu_blocks_override
     if config.kv_cache_memory_bytes is not None:
         return spec.blocks_that_fit(config.kv_cache_memory_bytes)
@@ -374,7 +394,7 @@ def size_kv_cache(spec: KVCacheSpec, config: EngineConfig, model: ModelConfig) -
         free_bytes=memory.free_bytes,
         weight_bytes=weight_bytes(config, model),
         activation_bytes=activation_bytes(config, model) + staging_bytes(config),
-        shared_with_host=jax.default_backend() == "cpu",
+        shared_with_host=current_platform() == "cpu",
     )
     available = available_kv_bytes(budget, config.gpu_memory_utilization)
     logger.info("Available KV cache memory: %.2f GiB", available / GIB)
@@ -413,7 +433,7 @@ def _default_limits(platform: str) -> tuple[int, int]:
     if platform == "cpu":
         return _CPU_LIMITS
     is_large = device_memory().total_bytes >= _LARGE_GPU_BYTES
-    kind = jax.devices()[0].device_kind.lower()
+    kind = current_device().device_kind.lower()
     return _LARGE_GPU_LIMITS if is_large and "a100" not in kind else _SMALL_GPU_LIMITS
 
 

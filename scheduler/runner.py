@@ -13,12 +13,12 @@ from paged.models.batch import SampledTokens
 from paged.models.executables import ExecutableStore
 from paged.models.forward import split_head
 from paged.models.packing import BatchLayout
+from paged.models.programs import ProgramSource
 from paged.scheduler.batching import Batch, build_batch
 from paged.scheduler.buckets import Bucket, BucketTable
 from paged.scheduler.output import ModelRunnerOutput, RunnerLogprobs, SchedulerOutput
-from paged.scheduler.params import MAX_LOGIT_EDITS
 from paged.scheduler.row_table import RowTable
-from paged.scheduler.step_programs import StepPrograms, compile_programs
+from paged.scheduler.step_programs import StepPrograms, compile_programs, step_layout
 
 
 class BlockMover(Protocol):
@@ -112,11 +112,9 @@ class ModelRunner:
     def layout(self, bucket: Bucket) -> BatchLayout:
         """Return the packed layout of a bucket."""
         num_groups, _, max_blocks_per_seq = self._rows.block_tables.shape
-        return BatchLayout(
-            num_tokens=bucket.num_tokens,
-            num_seqs=bucket.num_seqs,
+        return step_layout(
+            bucket,
             max_blocks_per_seq=max_blocks_per_seq,
-            max_logit_edits=MAX_LOGIT_EDITS,
             vocab_size=self._vocab_size,
             num_groups=num_groups,
         )
@@ -133,13 +131,13 @@ class ModelRunner:
         return self._programs
 
     def warmup(
-        self, table: BucketTable, *, store: ExecutableStore | None = None, progress: bool = True
+        self, table: BucketTable, *, store: ProgramSource | None = None, progress: bool = True
     ) -> None:
         """Compile the programs of every bucket, or load them, and run the smallest once.
 
         Args:
           table: the buckets; `execute` picks from it.
-          store: where compiled programs are kept; None: nowhere.
+          store: makes or keeps compiled programs; None: they are compiled and not kept.
           progress: show a bar on standard error.
         """
         self._programs = compile_programs(

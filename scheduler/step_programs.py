@@ -2,15 +2,16 @@
 
 import concurrent.futures
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
 from tqdm import tqdm
 
 from paged.kv_cache import KVCache
-from paged.models.executables import ExecutableStore
 from paged.models.forward import split_head
 from paged.models.packing import BatchLayout
+from paged.models.programs import ProgramSource
 from paged.models.step import (
     Forward,
     Greedy,
@@ -22,7 +23,7 @@ from paged.models.step import (
     compile_sample,
 )
 from paged.scheduler.buckets import Bucket, BucketTable
-from paged.scheduler.params import MAX_LOGPROBS
+from paged.scheduler.params import MAX_LOGIT_EDITS, MAX_LOGPROBS
 
 # XLA compiles without the interpreter lock; more threads than this only add peak memory.
 _COMPILE_THREADS = 2
@@ -44,6 +45,20 @@ class StepPrograms:
     sample: dict[int, Sample]
 
 
+def step_layout(
+    bucket: Bucket, *, max_blocks_per_seq: int, vocab_size: int, num_groups: int
+) -> BatchLayout:
+    """Return the packed layout of a bucket."""
+    return BatchLayout(
+        num_tokens=bucket.num_tokens,
+        num_seqs=bucket.num_seqs,
+        max_blocks_per_seq=max_blocks_per_seq,
+        max_logit_edits=MAX_LOGIT_EDITS,
+        vocab_size=vocab_size,
+        num_groups=num_groups,
+    )
+
+
 def compile_programs(
     table: BucketTable,
     layout_of: Callable[[Bucket], BatchLayout],
@@ -52,7 +67,7 @@ def compile_programs(
     kv_cache: KVCache,
     *,
     max_num_seqs: int,
-    store: ExecutableStore,
+    store: ProgramSource,
     progress: bool,
 ) -> StepPrograms:
     """Compile all programs, several at once, or load them.
@@ -63,7 +78,7 @@ def compile_programs(
       graphdef, params: the split model.
       kv_cache: the cache, or its abstract shape.
       max_num_seqs: batch rows.
-      store: where compiled programs are kept.
+      store: makes or keeps compiled programs.
       progress: show a bar on standard error.
     """
     head, head_params = split_head(graphdef, params)
@@ -95,7 +110,8 @@ def compile_programs(
     with concurrent.futures.ThreadPoolExecutor(_COMPILE_THREADS) as pool:
 
         def start[K, P](make: Callable[[K], P], keys: Any) -> dict[K, concurrent.futures.Future[P]]:
-            return {key: pool.submit(make, key) for key in keys}
+            # Threads know of a target that is not here (`backends.compiling_for`) by the context.
+            return {key: pool.submit(copy_context().run, make, key) for key in keys}
 
         # The long compilations first, so that they do not end up alone at the end.
         started: tuple[dict[Any, concurrent.futures.Future[Any]], ...] = (

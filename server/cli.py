@@ -1,4 +1,4 @@
-"""The `paged` command: `serve`, `chat`, `generate`, `simulate`, `bench` and `build-native`.
+"""The `paged` command: `serve`, `chat`, `generate`, `compile`, `simulate`, `bench`, `build-native`.
 
 Parsing needs neither JAX nor aiohttp, so that `paged --help` answers at once; each command imports
 what it needs when it runs. The files `cli*.py` are the only ones that read the environment.
@@ -6,6 +6,7 @@ what it needs when it runs. The files `cli*.py` are the only ones that read the 
 
 import argparse
 import importlib
+import pathlib
 import sys
 from collections.abc import Sequence
 
@@ -41,6 +42,7 @@ _COMMANDS = {
     "serve": "paged.server.cli_serve",
     "chat": "paged.server.cli_chat",
     "generate": "paged.server.cli_generate",
+    "compile": "paged.server.cli_compile",
     "simulate": "paged.server.cli_simulate",
     "bench": "paged.server.cli_bench",
     "build-native": "paged.server.cli_build_native",
@@ -104,6 +106,20 @@ def build_parser() -> argparse.ArgumentParser:
     add_engine_options(
         generate, log_level="warning", max_num_seqs=FEW_SEQS, prefix_cache_policy="lookahead"
     )
+
+    compile_command = _add_command(
+        commands, "compile", "export a model's programs, for `serve --artifact`"
+    )
+    compile_command.add_argument(
+        "--gpu",
+        metavar="NAME",
+        help="GPU to compile for, present or not: a100, h100, h200, b200; needs the extra `aot` "
+        "(default: the device of this machine)",
+    )
+    compile_command.add_argument(
+        "--out", metavar="DIR", type=pathlib.Path, required=True, help="folder; new or empty"
+    )
+    add_engine_options(compile_command, log_level="info")
 
     simulate = commands.add_parser(
         "simulate",

@@ -116,6 +116,12 @@ def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) 
         help="keep compiled programs for the next start",
     )
     add_native_cache_option(group)
+    group.add_argument(
+        "--artifact",
+        metavar="DIR",
+        help="programs that `paged compile` exported for this model and these settings; the model "
+        "is not traced then, and Triton is not needed",
+    )
 
 
 def _add_memory_options(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:

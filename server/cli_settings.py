@@ -48,6 +48,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         generation_config=args.generation_config,
         compilation_cache_dir=_compilation_cache_dir(args),
         native_cache_dir=native_cache_dir(args),
+        artifact=args.artifact and os.path.expanduser(args.artifact),
     )
 
 

@@ -22,10 +22,12 @@ LOOKS_UP = "paged/__init__.py"
 # The files of scheduler/ that meet the floors below; the rest is policy, in plain Python and numpy.
 REACHES_DOWN = {
     "admission",  # tokenizes bad words
+    "artifacts",  # compares what programs were made for with what is here
     "async_engine",  # exposes the checkpoint and its tokenizer to the server
     "backend_choice",  # asks backends what they support, and loads the kernels
     "batching",  # fills the batch types
     "capacity",  # asks KVCacheSpec for bytes
+    "exporting",  # traces the model for an absent GPU
     "engine",  # holds the tokenizer and the runner
     "llm",  # exposes the tokenizer
     "loading",  # opens the checkpoint and builds everything
@@ -39,7 +41,7 @@ REACHES_DOWN = {
     "step_programs",  # compiles them
     "transfer",  # copies blocks of the cache
 }
-USES_JAX = {"loading", "runner", "transfer"}
+USES_JAX = {"exporting", "loading", "runner", "transfer"}
 JAX = {"jax", "jaxlib", "flax", "jaxtyping", "optax", "orbax"}
 
 # Libraries that belong to the top floor alone.

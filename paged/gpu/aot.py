@@ -110,10 +110,13 @@ class Target:
         self.mesh = Mesh(np.array(topology.devices).reshape(shape), tuple(mesh))
         per_core = re.search(r"shared_memory_per_core: (\d+)", text)
         per_block = re.search(r"shared_memory_per_block_optin: (\d+)", text)
+        memory = re.search(r"device_memory_size: (\d+)", text)
+        assert memory is not None, "every target says so"
         assert per_core is not None, "every target says so"
         assert per_block is not None, "every target says so"
         self.shared_bytes_per_multiprocessor = int(per_core[1])
         self.shared_bytes_per_program = int(per_block[1])
+        self.memory_bytes = int(memory[1])
 
     @property
     def device(self) -> jax.Device:

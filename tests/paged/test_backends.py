@@ -191,3 +191,13 @@ def test_container_that_uses_all_has_nothing_free(tmp_path: pathlib.Path):
     files = {f"{CGROUP}/memory.max": "1000", f"{CGROUP}/memory.current": "2000"}
     write_files(tmp_path, MEMINFO | files)
     assert host_memory(tmp_path) == DeviceMemory(1000, 0)
+
+
+def test_memory_of_an_absent_device_is_what_was_said():
+    absent = jax.devices()[-1]
+    with compiling_for(absent, memory_bytes=5):
+        assert current_device() is absent
+        assert device_memory() == DeviceMemory(5, 5)
+        assert device_memory(absent).total_bytes > 5
+    with compiling_for(absent):
+        assert device_memory().total_bytes > 5

@@ -1,8 +1,12 @@
 """What `ModelRunner` does around a step: blocks move first; each cache group has its tables."""
 
+import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -10,11 +14,13 @@ from paged.cache_groups import CacheGroup, group_layers, layers_per_group, one_g
 from paged.kv_cache import KVCache, KVCacheSpec, allocate_kv_cache
 from paged.models.config import ModelConfig
 from paged.models.forward import abstract_model, init_random_params
+from paged.models.programs import Program
 from paged.scheduler.buckets import BucketTable
 from paged.scheduler.output import ScheduledRequest, SchedulerOutput
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import Request
 from paged.scheduler.runner import ModelRunner
+from paged.scheduler.step_programs import compile_programs, step_layout
 
 CONFIG = ModelConfig(
     "LlamaForCausalLM",
@@ -59,6 +65,25 @@ class RecordingMover:
         return KVCache(kv_cache.layers, token_ids)
 
 
+@dataclass
+class CountingSource:
+    """Compiles programs, and counts the calls and the host arrays that they are called with."""
+
+    calls: list[str] = field(default_factory=list)
+    num_host_arrays: int = 0
+
+    def make(self, program: Program) -> Any:
+        compiled = program.compile()
+
+        def call(*arguments: Any) -> Any:
+            self.calls.append(program.name.split()[0])
+            leaves = jax.tree.leaves(arguments)
+            self.num_host_arrays += sum(not isinstance(leaf, jax.Array) for leaf in leaves)
+            return compiled(*arguments)
+
+        return call
+
+
 def make_runner(
     mover: RecordingMover | None = None,
     config: ModelConfig = CONFIG,
@@ -86,9 +111,14 @@ def mover() -> RecordingMover:
 
 
 @pytest.fixture(scope="module")
-def runner(mover: RecordingMover) -> Iterator[ModelRunner]:
+def source() -> CountingSource:
+    return CountingSource()
+
+
+@pytest.fixture(scope="module")
+def runner(mover: RecordingMover, source: CountingSource) -> Iterator[ModelRunner]:
     runner = make_runner(mover)
-    runner.warmup(BucketTable(8, 8), progress=False)
+    runner.warmup(BucketTable(8, 8), store=source, progress=False)
     yield runner
     runner.close()
 
@@ -180,3 +210,49 @@ def test_cache_groups_have_block_tables_of_their_own() -> None:
     assert np.abs(np.subtract(mixed, expected)).max() > 1e-3
     for runner in (grouped, whole):
         runner.close()
+
+
+def test_a_step_sends_one_array_to_the_device(runner: ModelRunner, source: CountingSource) -> None:
+    steps = (
+        (SamplingParams(temperature=0), ["forward", "greedy"]),
+        (SamplingParams(temperature=1), ["forward", "sample"]),
+        (SamplingParams(temperature=0, logprobs=1), ["forward", "sample"]),
+    )
+    for version, (params, expected) in enumerate(steps):
+        source.calls.clear()
+        source.num_host_arrays = 0
+        step = prefill(range(3), 1, version=100 + version)
+        step.request.params = params
+        runner.execute(SchedulerOutput((step,), 3)).result()
+        assert source.calls == expected
+        assert source.num_host_arrays == 1
+
+
+@dataclass
+class NamingSource:
+    """Names the programs that are asked for."""
+
+    names: list[str] = field(default_factory=list)
+
+    def make(self, program: Program) -> None:
+        self.names.append(program.name)
+
+
+def test_each_shape_has_exactly_one_program() -> None:
+    source, table = NamingSource(), BucketTable(32, 256)
+    graphdef, params = abstract_model(CONFIG, dtype="float32")
+    spec = KVCacheSpec(1, CONFIG.num_kv_heads, CONFIG.head_dim, BLOCK_SIZE, "float32")
+    compile_programs(
+        table,
+        functools.partial(step_layout, max_blocks_per_seq=4, vocab_size=64, num_groups=1),
+        graphdef,
+        params,
+        jax.eval_shape(lambda: allocate_kv_cache(spec, 12)),
+        max_num_seqs=32,
+        store=source,
+        progress=False,
+    )
+    assert len(set(source.names)) == len(source.names)
+    kinds = Counter(name.split()[0] for name in source.names)
+    # 8, 16, 32 decodes; 64, 128, 256 tokens; from 32 rows to 8 and 16.
+    assert kinds == {"forward": 6, "greedy": 3, "sample": 3, "resize": 2}

@@ -95,6 +95,7 @@ FLAGS: dict[str, tuple[str, object]] = {
     "generation_config": ("vllm", "vllm"),
     "compilation_cache_dir": ("/tmp/x", "/tmp/x"),
     "native_cache_dir": ("/tmp/n", "/tmp/n"),
+    "artifact": ("/tmp/a", "/tmp/a"),
 }
 NEEDS = {
     "kv_offloading_path": ["kv_offloading_size"],
