@@ -9,6 +9,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import logging
 import pathlib
 import shutil
+import signal
 from collections.abc import Iterator
 
 import jax
@@ -22,10 +23,13 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose what Triton kernels are for in this process: to be compiled, or interpreted.
+    """Choose what Triton kernels are for in this process, compiled or interpreted; heed Ctrl-C.
 
     Triton asks its environment when it is imported, and the answer holds for the whole process.
     """
+    # A job in the background ignores it, and so would the commands that tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.markexpr == "aot":
         # JAX's CUDA plugin is installed without the libraries that only a GPU needs.
         os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
