@@ -144,8 +144,8 @@ def test_a_trace_of_this_jax_has_steps_and_operations(tmp_path):
         assert shares[HOST] > 20e6  # the sleep, nanoseconds
 
 
+@pytest.mark.notebooks  # run with the tests that have matplotlib
 def test_table_and_picture_show_every_kind(tmp_path):
-    pytest.importorskip("matplotlib")
     times = {"linear layers": 6.0, "attention": 3.0, HOST: 1.0, "untraced": 8.0}
     steps = {"decode": times, "prefill": {**times, "attention": 13.0}}
     lines = markdown_table(steps).splitlines()
