@@ -81,12 +81,25 @@ static inline int64_t num_tiles(const LinearProblem& p) {
   return tiles;
 }
 
+// The whole of `total` in equal parts of at most `most`: the size of a part.
+static inline int64_t equal_parts(int64_t total, int64_t most) {
+  const int64_t parts = (total + most - 1) / most;
+  return parts ? (total + parts - 1) / parts : 1;
+}
+
+// Rows [first, last) of x.
+struct Rows {
+  int64_t first, last;
+};
+
 // The code for one instruction set.
 struct LinearKernels {
-  // Computes the columns of one tile for all rows.
-  void (*compute_tile)(const LinearProblem&, int64_t tile);
+  // Computes the columns of one tile for some rows.
+  void (*compute_tile)(const LinearProblem&, int64_t tile, const Rows&);
   // Normalises rows [first, last).
   void (*normalize)(const NormProblem&, int64_t first, int64_t last);
+  // So many rows go through a tile together; more are other calls' business.
+  int64_t group_rows;
 };
 
 extern const LinearKernels kLinearPortable;

@@ -11,6 +11,6 @@ constexpr int kVectorBytes = 32, kBlockColumns = 16, kBlockRows = 4;
 
 namespace paged {
 const LinearKernels kLinearAvx2 = {compute_typed_tile<WidenedPairs, WidenedQuads<uint16_t>>,
-                                   normalize};
+                                   normalize, kGroupRows};
 }  // namespace paged
 #endif

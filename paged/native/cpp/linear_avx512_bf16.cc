@@ -79,6 +79,7 @@ struct DotQuads {
 
 }  // namespace
 
-const LinearKernels kLinearAvx512Bf16 = {compute_typed_tile<DotPairs, DotQuads>, normalize};
+const LinearKernels kLinearAvx512Bf16 = {compute_typed_tile<DotPairs, DotQuads>, normalize,
+                                         kGroupRows};
 }  // namespace paged
 #endif

@@ -118,12 +118,6 @@ inline void multiply_rows(int64_t rows, const Piece& piece, const typename Forma
     multiply_block<Format, kRows>(piece, x, column, out);
 }
 
-// The whole of `total` in equal parts of at most `most`: the size of a part.
-inline int64_t equal_parts(int64_t total, int64_t most) {
-  const int64_t parts = (total + most - 1) / most;
-  return parts ? (total + parts - 1) / parts : 1;
-}
-
 // Converts steps of int8 to words of the format `To`, in `out`.
 template <class Quads, class To>
 void convert_steps(int64_t steps, const char* words, char* out) {
@@ -202,17 +196,17 @@ inline const char* words_of(const LinearProblem& p, const Tile& tile) {
   return static_cast<const char*>(tile.weight->words) + tile.index * num_steps(p) * kStepBytes;
 }
 
-// Computes and stores a tile; with a gate, `value` is the tile that it scales.
+// Computes and stores some rows of a tile; with a gate, `value` is the tile that it scales.
 template <class Format, class Used, class Output>
-void run_tile(const LinearProblem& p, const Tile& tile, const Tile& value) {
+void run_tile(const LinearProblem& p, const Rows& range, const Tile& tile, const Tile& value) {
   using Element = typename Format::Element;
   const LinearWeight& weight = *tile.weight;
   const int64_t first = tile.first, columns = tile.columns;
   const bool is_gate = p.activation != Activation::kNone;
   alignas(64) float sums[kGroupRows * kTileColumns], values[kGroupRows * kTileColumns];
-  const int64_t group_rows = equal_parts(p.num_rows, kGroupRows);
-  for (int64_t row = 0; row < p.num_rows; row += group_rows) {
-    const int64_t rows = p.num_rows - row < group_rows ? p.num_rows - row : group_rows;
+  const int64_t group_rows = equal_parts(range.last - range.first, kGroupRows);
+  for (int64_t row = range.first; row < range.last; row += group_rows) {
+    const int64_t rows = range.last - row < group_rows ? range.last - row : group_rows;
     const Element* x = static_cast<const Element*>(p.x) + row * p.depth;
     multiply_group<Format, Used>(rows, x, p.depth, words_of(p, tile), columns, sums);
     if (is_gate)
@@ -239,10 +233,10 @@ void run_tile(const LinearProblem& p, const Tile& tile, const Tile& value) {
   }
 }
 
-// Computes the tile with the given number, counted through all weights, in `Format`; many rows in
-// `Used`.
+// Computes rows of the tile with the given number, counted through all weights, in `Format`; many
+// rows in `Used`.
 template <class Format, class Used = Format>
-void compute_tile(const LinearProblem& p, int64_t number) {
+void compute_tile(const LinearProblem& p, int64_t number, const Rows& rows) {
   const bool is_gate = p.activation != Activation::kNone;
   const LinearWeight* weight = p.weights;
   if (!is_gate)
@@ -250,22 +244,22 @@ void compute_tile(const LinearProblem& p, int64_t number) {
       number -= num_tiles(weight->num_columns);
   const Tile tile = locate(*weight, number), value = locate(p.weights[is_gate], number);
   if (sizeof(typename Format::Element) == 2 && p.output_is_bf16)
-    run_tile<Format, Used, uint16_t>(p, tile, value);
+    run_tile<Format, Used, uint16_t>(p, rows, tile, value);
   else
-    run_tile<Format, Used, float>(p, tile, value);
+    run_tile<Format, Used, float>(p, rows, tile, value);
 }
 
 // The tile function of an instruction set: `Pairs` multiplies bfloat16, `Quads` bfloat16 by int8.
 template <class Pairs, class Quads>
-void compute_typed_tile(const LinearProblem& p, int64_t number) {
+void compute_typed_tile(const LinearProblem& p, int64_t number, const Rows& rows) {
   if (p.weight_type == WeightType::kFloat32)
-    compute_tile<Singles>(p, number);
+    compute_tile<Singles>(p, number, rows);
   else if (p.weight_type == WeightType::kBfloat16)
-    compute_tile<Pairs>(p, number);
+    compute_tile<Pairs>(p, number, rows);
   else if (p.is_bf16)
-    compute_tile<Quads, Pairs>(p, number);
+    compute_tile<Quads, Pairs>(p, number, rows);
   else
-    compute_tile<WidenedQuads<float>, Singles>(p, number);
+    compute_tile<WidenedQuads<float>, Singles>(p, number, rows);
 }
 
 }  // namespace

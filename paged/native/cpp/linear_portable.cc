@@ -10,5 +10,5 @@ constexpr int kVectorBytes = 16, kBlockColumns = 16, kBlockRows = 2;
 
 namespace paged {
 const LinearKernels kLinearPortable = {compute_typed_tile<WidenedPairs, WidenedQuads<uint16_t>>,
-                                       normalize};
+                                       normalize, kGroupRows};
 }  // namespace paged

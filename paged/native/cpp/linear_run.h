@@ -9,6 +9,19 @@
 
 namespace paged {
 
+// Fewer rows than this are not worth reading a tile for once more.
+constexpr int64_t kFewestRows = 24;
+
+// Rows that go through a tile in one item: all, until they exceed what stays in the first cache; or
+// fewer, where tiles alone would not divide evenly among the threads.
+inline int64_t rows_per_item(const LinearProblem& p, int64_t tiles, int threads,
+                             const LinearKernels& kernels) {
+  const int64_t even = (8 * threads + tiles - 1) / std::max<int64_t>(1, tiles);
+  const int64_t parts = std::max<int64_t>(1, std::min(even, p.num_rows / kFewestRows));
+  const int64_t most = std::min(kernels.group_rows, (p.num_rows + parts - 1) / parts);
+  return equal_parts(p.num_rows, std::max<int64_t>(1, most));
+}
+
 template <class Pool>
 void run_linear(Pool& pool, const LinearProblem& p, const LinearKernels& kernels) {
   // Items of up to 256 KiB of weights keep the counter quiet, and eight per call or more even out
@@ -17,10 +30,17 @@ void run_linear(Pool& pool, const LinearProblem& p, const LinearKernels& kernels
   const int64_t tile_bytes = std::max<int64_t>(1, num_steps(p) * kStepBytes);
   const int64_t per_item =
       std::max<int64_t>(1, std::min<int64_t>(tiles / 8, (int64_t{256} << 10) / tile_bytes));
+  const int64_t tile_items = (tiles + per_item - 1) / per_item;
+  const int64_t rows = rows_per_item(p, tiles, pool.num_threads(), kernels);
+  const int64_t row_items = std::max<int64_t>(1, (p.num_rows + rows - 1) / rows);
   const auto compute_tile = kernels.compute_tile;
-  parallel_for(pool, (tiles + per_item - 1) / per_item, [=](int64_t item) {
-    const int64_t end = std::min(tiles, (item + 1) * per_item);
-    for (int64_t tile = item * per_item; tile < end; ++tile) compute_tile(p, tile);
+  // All tiles of some rows before the next rows: these stay in the second cache, and weights are
+  // fetched in order.
+  parallel_for(pool, row_items * tile_items, [=](int64_t item) {
+    const int64_t row = item / tile_items * rows, first = item % tile_items * per_item;
+    const Rows range{row, std::min(p.num_rows, row + rows)};
+    for (int64_t tile = first; tile < std::min(tiles, first + per_item); ++tile)
+      compute_tile(p, tile, range);
   });
 }
 

@@ -242,7 +242,7 @@ def test_padding_rows_are_zero_and_not_read(level):
 @pytest.mark.parametrize("types", TYPES, ids="-".join)
 def test_best_output_is_the_first_largest_logit(level, types):
     layer, rng = Layer(0, (333, 40), types), np.random.default_rng(0)
-    inputs = [random(rng, (rows, 40), types[1]) for rows in (1, 6, 30)]
+    inputs = [random(rng, (rows, 40), types[1]) for rows in (1, 6, 30, 130)]
 
     def calls():
         scales = layer.scales
