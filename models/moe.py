@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from paged.models.branch import Branch
 from paged.models.expert_groups import map_groups, sort_pairs
-from paged.models.layers import RMSNorm
 from paged.models.moe_config import ExpertsConfig
 from paged.models.parameters import parameter, random_weight
 from paged.models.stored_weight import StoredWeight, multiply
@@ -146,9 +146,9 @@ class SparseMLP(nnx.Module):
         self.experts = Experts(hidden_size, config, dtype=dtype, rngs=rngs)
 
     def __call__(
-        self, x: Float[Array, "num_tokens hidden"], norm: RMSNorm, num_rows: Int[Array, "1"]
+        self, x: Float[Array, "num_tokens hidden"], branch: Branch, num_rows: Int[Array, "1"]
     ) -> Float[Array, "num_tokens hidden"]:
-        """Return x plus the mixture of `norm(x)`; rows from `num_rows` on are padding."""
-        rows = norm(x)
+        """Return the stream x after this branch; rows from `num_rows` on are padding."""
+        rows = x if branch.norm is None else branch.norm(x)
         chosen, scales = self.router(rows)
-        return x + self.experts(rows, chosen, scales, num_rows)
+        return branch.join(x, self.experts(rows, chosen, scales, num_rows))
