@@ -85,7 +85,8 @@ def map_groups(
         return lax.dynamic_update_slice_in_dim(results, kept, first, 0)
 
     results = jnp.zeros((num_pairs + block_rows, num_outputs), x.dtype)
-    return lax.fori_loop(jnp.int32(0), block_ends[-1], add_block, results)[:num_pairs]
+    results = lax.fori_loop(jnp.int32(0), block_ends[-1], add_block, results)
+    return results[:num_pairs]
 
 
 def _block_rows(num_pairs: int, num_experts: int) -> int:
