@@ -1,4 +1,4 @@
-"""Makes the tiny goldens that are not from elsewhere, with transformers, in an environment of its own:
+"""Makes tiny goldens with transformers, in an environment of its own:
 
     python -m venv golden && golden/bin/pip install transformers==5.19 torch numpy
     golden/bin/python tests/models/make_goldens.py granite phi3_longrope
@@ -53,8 +53,8 @@ def granite() -> tuple[str, dict[str, Any], dict[str, Any]]:
 
 
 def phi3_longrope() -> tuple[str, dict[str, Any], dict[str, Any]]:
-    # The prompts, and what follows them, are longer than the original context, so that both the
-    # reference, which looks at lengths, and an engine, which looks at the longest, take long_factor.
+    # Prompts are longer than the original context, so that the reference, which looks at their
+    # lengths, takes long_factor as an engine does, which looks at the longest context.
     numbers = {**COMMON, "original_max_position_embeddings": 8}
     rope = {
         "rope_theta": 10000.0,
