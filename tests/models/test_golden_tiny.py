@@ -20,11 +20,13 @@ from tests.models.helpers import PagedModel, prefill_in_chunks
 MODELS = (
     "gemma2",
     "gemma3_text",
+    "granite",
     "llama",
     "llama3_rope",
     "mistral",
     "olmo2",
     "phi3",
+    "phi3_longrope",
     "phi3_partial_rope",
     "qwen2",
     "qwen2_yarn",
