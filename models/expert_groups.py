@@ -84,8 +84,8 @@ def map_groups(
         kept = jnp.where(is_own[:, None], values, before)
         return lax.dynamic_update_slice_in_dim(results, kept, first, 0)
 
-    results = jnp.zeros((num_pairs + block_rows, num_outputs), x.dtype)
-    results = lax.fori_loop(jnp.int32(0), block_ends[-1], add_block, results)
+    nothing = jnp.zeros((num_pairs + block_rows, num_outputs), x.dtype)
+    results: Array = lax.fori_loop(jnp.int32(0), block_ends[-1], add_block, nothing)
     return results[:num_pairs]
 
 
