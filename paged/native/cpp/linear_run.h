@@ -3,18 +3,28 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "linear.h"
 #include "parallel_for.h"
 
 namespace paged {
 
+// How many of a call's tiles a thread takes at a time. Items of up to 256 KiB of weights keep the
+// counter quiet, and eight per call or more even out threads that start late.
+inline int64_t tiles_per_item(const LinearProblem& p, int64_t tiles) {
+  const int64_t tile_bytes = std::max<int64_t>(1, num_steps(p) * kStepBytes);
+  return std::max<int64_t>(1, std::min<int64_t>(tiles / 8, (int64_t{256} << 10) / tile_bytes));
+}
+
 // Fewer rows than this are not worth reading a tile for once more.
 constexpr int64_t kFewestRows = 24;
 
 // Rows that go through a tile in one item: all, until they exceed what stays in the first cache; or
 // fewer, where tiles alone would not divide evenly among the threads.
-inline int64_t rows_per_item(const LinearProblem& p, int64_t tiles, int threads,
+inline int64_t rows_per_item(const LinearProblem& p, int64_t tiles, int64_t threads,
                              const LinearKernels& kernels) {
   const int64_t even = (8 * threads + tiles - 1) / std::max<int64_t>(1, tiles);
   const int64_t parts = std::max<int64_t>(1, std::min(even, p.num_rows / kFewestRows));
@@ -24,12 +34,7 @@ inline int64_t rows_per_item(const LinearProblem& p, int64_t tiles, int threads,
 
 template <class Pool>
 void run_linear(Pool& pool, const LinearProblem& p, const LinearKernels& kernels) {
-  // Items of up to 256 KiB of weights keep the counter quiet, and eight per call or more even out
-  // threads that start late.
-  const int64_t tiles = num_tiles(p);
-  const int64_t tile_bytes = std::max<int64_t>(1, num_steps(p) * kStepBytes);
-  const int64_t per_item =
-      std::max<int64_t>(1, std::min<int64_t>(tiles / 8, (int64_t{256} << 10) / tile_bytes));
+  const int64_t tiles = num_tiles(p), per_item = tiles_per_item(p, tiles);
   const int64_t tile_items = (tiles + per_item - 1) / per_item;
   const int64_t rows = rows_per_item(p, tiles, pool.num_threads(), kernels);
   const int64_t row_items = std::max<int64_t>(1, (p.num_rows + rows - 1) / rows);
@@ -41,6 +46,23 @@ void run_linear(Pool& pool, const LinearProblem& p, const LinearKernels& kernels
     const Rows range{row, std::min(p.num_rows, row + rows)};
     for (int64_t tile = first; tile < std::min(tiles, first + per_item); ++tile)
       compute_tile(p, tile, range);
+  });
+}
+
+// Groups of rows, each with weights of its own, of which all but the number of rows is the same.
+template <class Pool>
+void run_groups(Pool& pool, std::vector<LinearProblem> groups, const LinearKernels& kernels) {
+  if (groups.empty()) return;
+  const int64_t tiles = num_tiles(groups[0]), total = tiles * static_cast<int64_t>(groups.size());
+  const int64_t per_item = tiles_per_item(groups[0], total);
+  const auto compute_tile = kernels.compute_tile;
+  const auto shared = std::make_shared<const std::vector<LinearProblem>>(std::move(groups));
+  parallel_for(pool, (total + per_item - 1) / per_item, [=](int64_t item) {
+    const int64_t end = std::min(total, (item + 1) * per_item);
+    for (int64_t tile = item * per_item; tile < end; ++tile) {
+      const LinearProblem& group = (*shared)[static_cast<size_t>(tile / tiles)];
+      compute_tile(group, tile % tiles, Rows{0, group.num_rows});
+    }
   });
 }
 
