@@ -122,7 +122,7 @@ def test_table_that_is_embedding_and_head(dtype, quantization):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_one_is_added_to_a_weight_in_float32(dtype):
-    # As a bfloat16, 1 + 3 * 2**-9 would be off by 2**-9, which a product that is rounded once is not.
+    # As a bfloat16, 1 + 3 * 2**-9 is off by 2**-9; a product that is rounded once is not.
     weight = 3 * 2**-9
     norm = RMSNorm({"embed": SIZE}, epsilon=0.1, dtype=dtype, adds_one=True)
     norm.weight.set_value(jnp.full((SIZE,), weight, dtype))
