@@ -15,7 +15,7 @@ from paged.models.config import ModelConfig
 from paged.models.decoder import DecoderLM
 from paged.models.layers import Embed, Linear
 from paged.models.registry import ARCHITECTURES
-from paged.models.stored_weight import QUANTIZATIONS
+from paged.models.stored_weight import QUANTIZATIONS, values_of
 from paged.sharding import ShardingRules
 
 type GraphDef = nnx.GraphDef[DecoderLM]
@@ -68,6 +68,7 @@ def abstract_model(
     attention_backend: str = "auto",
     cache_groups: tuple[CacheGroup, ...] | None = None,
     quantization: str | None = None,
+    split_by: ShardingRules | None = None,
 ) -> tuple[GraphDef, nnx.State[Any, Any]]:
     """Return the structure of a model and the shapes of its parameters; no memory is used.
 
@@ -77,6 +78,8 @@ def abstract_model(
       attention_backend: name that the cache ops are called with.
       cache_groups: which layers share block tables; None: all of them.
       quantization: see `quantize_layers`.
+      split_by: the model is one device's part (`TensorParallel.part`), for use under a `shard_map`;
+        see `split_layers`. None: it is all there is.
 
     Returns:
       The graph definition, and a state of `jax.ShapeDtypeStruct` whose variables carry the logical
@@ -92,6 +95,8 @@ def abstract_model(
             cache_groups=cache_groups,
             rngs=nnx.Rngs(0),
         )
+        if split_by is not None:
+            split_layers(model, split_by)
         quantize_layers(model, quantization)
         return model
 
@@ -121,6 +126,25 @@ def quantize_layers(model: DecoderLM, quantization: str | None) -> None:
     for layer in linear_layers(model):
         assert isinstance(layer.weight, nnx.Param), "quantised already"
         layer.weight = QUANTIZATIONS[quantization](layer.weight, len(layer.output_shape))
+
+
+def split_layers(model: DecoderLM, rules: ShardingRules) -> None:
+    """Tell the layers of one device's part where they meet the others.
+
+    A linear layer whose inputs are split sums its products, and so does the embedding; the head
+    gathers. For a decoder layer these are the two sums of Megatron-LM.
+
+    Args:
+      model: changed in place.
+      rules: logical axis -> mesh axis.
+    """
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, Linear):
+            axes = values_of(module.weight).get_metadata("out_sharding")
+            inputs = rules.partition_spec(axes)[len(module.output_shape) :]
+            module.sum_axis = next((axis for axis in inputs if axis is not None), None)
+        elif isinstance(module, Embed):
+            module.vocab_axis = rules.vocab
 
 
 def param_shardings(

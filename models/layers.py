@@ -1,7 +1,8 @@
 """`Linear`, `Embed`, `RMSNorm`: layers whose parameters name their axes.
 
 A parameter's axes ("embed", "q_heads", "mlp", ...) are metadata; which of them are split over
-which devices is `ShardingRules`' business, so no layer knows about meshes. Weights keep the order
+which devices is `ShardingRules`' business. A layer knows only whether what it computes is a part,
+and over which mesh axis the parts are summed or gathered (`split_layers`). Weights keep the order
 of the checkpoint, output axes first: nothing is transposed while loading, a device's slice of the
 output is one contiguous range of the file, and XLA multiplies either order equally fast in 16 bit.
 
@@ -27,7 +28,7 @@ from paged.models.stored_weight import (
     multiply_float32,
     packed_weight,
 )
-from paged.models.token_blocks import take_best
+from paged.models.token_blocks import first_best, take_best
 from paged.native.linear import PackedNorm, PackedWeight, packed_best, packed_linear
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -47,6 +48,10 @@ class Linear(nnx.Module):
       bias_axes: those names that the bias has, or () for no bias.
       dtype: element type of the parameters.
       rngs: source of the initial values.
+
+    Attributes:
+      sum_axis: mesh axis whose devices have the other inputs; their products are summed. None: all
+        inputs are here.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class Linear(nnx.Module):
         # The weight's axes: those of the output, then those that are summed over.
         assert weight_axes == outputs[1:] + inputs[1:], equation
         self.output_shape = tuple(axes.values())[: len(outputs) - 1]
+        self.sum_axis: str | None = None
         self.weight: StoredWeight = random_weight(axes, dtype=dtype, rngs=rngs)
         bias_shape = tuple(axes[name] for name in bias_axes)
         self.bias = parameter(jnp.zeros(bias_shape, dtype), bias_axes) if bias_axes else None
@@ -94,12 +100,21 @@ class Linear(nnx.Module):
 
     def _product(self, x: Array) -> Array:
         y = multiply(self.weight, _rows(x), math.prod(self.output_shape))
+        if self.sum_axis is not None:
+            y = jax.lax.psum(y, self.sum_axis)
         y = y.reshape(x.shape[0], *self.output_shape)
         return y if self.bias is None else y + self.bias[...][None]
 
 
 class Embed(nnx.Module):
-    """A table of one vector per token: the input embedding, and the output head."""
+    """A table of one vector per token: the input embedding, and the output head.
+
+    Attributes:
+      vocab_axis: mesh axis whose devices have the vectors of the other tokens, in order; None: all
+        are here.
+
+    Source: vocabulary-parallel embedding, Megatron-LM, arXiv:1909.08053.
+    """
 
     def __init__(self, vocab_size: int, hidden_size: int, *, dtype: str, rngs: nnx.Rngs) -> None:
         axes = {"vocab": vocab_size, "embed": hidden_size}
@@ -107,13 +122,25 @@ class Embed(nnx.Module):
         self.output_shape = (vocab_size,)
         self.hidden_size = hidden_size
         self.dtype = jnp.dtype(dtype)
+        self.vocab_axis: str | None = None
 
     def __call__(self, token_ids: Int[Array, "num_tokens"]) -> Float[Array, "num_tokens hidden"]:
         """Return the vectors of `token_ids`, which the scheduler has checked."""
-        return look_up(self.weight, token_ids, self.hidden_size, self.dtype)
+        if self.vocab_axis is None:
+            return look_up(self.weight, token_ids, self.hidden_size, self.dtype)
+        rows = token_ids - self._first_token()
+        is_here = (rows >= 0) & (rows < self.output_shape[0])
+        vectors = look_up(self.weight, jnp.where(is_here, rows, 0), self.hidden_size, self.dtype)
+        return jax.lax.psum(jnp.where(is_here[:, None], vectors, 0), self.vocab_axis)
 
     def logits(self, hidden: Float[Array, "n hidden"]) -> Float[Array, "n vocab_size"]:
         """Return the float32 product of `hidden` with every token's vector."""
+        logits = self._logits_here(hidden)
+        if self.vocab_axis is None:
+            return logits
+        return jax.lax.all_gather(logits, self.vocab_axis, axis=1, tiled=True)
+
+    def _logits_here(self, hidden: Array) -> Array:
         (vocab_size,) = self.output_shape
         packed = packed_weight(self.weight, vocab_size)
         if packed is None:
@@ -125,9 +152,25 @@ class Embed(nnx.Module):
         """Return the first token with the largest logit of each row, int32."""
         (vocab_size,) = self.output_shape
         packed = packed_weight(self.weight, vocab_size)
-        if packed is None:
-            return take_best(self.logits(hidden))
-        return packed_best(hidden, packed.words, num_outputs=vocab_size, scales=packed.scales)
+        if packed is not None:
+            return packed_best(hidden, packed.words, num_outputs=vocab_size, scales=packed.scales)
+        logits = self._logits_here(hidden)
+        best = take_best(logits)
+        return best if self.vocab_axis is None else self._best_of_all(logits, best)
+
+    def _best_of_all(self, logits: Array, best: Array) -> Array:
+        """Return the best of each device's best tokens; one gather of two numbers per row."""
+        logit = jnp.take_along_axis(logits, best[:, None], axis=1)[:, 0]
+        pair = jnp.stack(
+            [jax.lax.bitcast_convert_type(logit, jnp.int32), self._first_token() + best]
+        )
+        pairs = jax.lax.all_gather(pair, self.vocab_axis)  # [num_devices, 2, n]
+        # Equal ones are in order of id, so the first device's is the first token.
+        device = first_best(jax.lax.bitcast_convert_type(pairs[:, 0], jnp.float32).T)
+        return jnp.take_along_axis(pairs[:, 1], device[None], axis=0)[0]
+
+    def _first_token(self) -> Array:
+        return jax.lax.axis_index(self.vocab_axis) * self.output_shape[0]
 
 
 class RMSNorm(nnx.Module):
