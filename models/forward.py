@@ -13,7 +13,7 @@ from paged.kv_write import write_token_ids
 from paged.models.batch import ForwardBatch
 from paged.models.config import ModelConfig
 from paged.models.decoder import DecoderLM
-from paged.models.layers import Embed, Linear
+from paged.models.layers import Embed, Linear, RMSNorm
 from paged.models.registry import ARCHITECTURES
 from paged.models.stored_weight import QUANTIZATIONS, values_of
 from paged.sharding import ShardingRules
@@ -132,7 +132,8 @@ def split_layers(model: DecoderLM, rules: ShardingRules) -> None:
     """Tell the layers of one device's part where they meet the others.
 
     A linear layer whose inputs are split sums its products, and so does the embedding; the head
-    gathers. For a decoder layer these are the two sums of Megatron-LM.
+    gathers. For a decoder layer these are the two sums of Megatron-LM. A norm over all heads takes
+    the mean of the devices' means, which are over as many features.
 
     Args:
       model: changed in place.
@@ -145,6 +146,9 @@ def split_layers(model: DecoderLM, rules: ShardingRules) -> None:
             module.sum_axis = next((axis for axis in inputs if axis is not None), None)
         elif isinstance(module, Embed):
             module.vocab_axis = rules.vocab
+        elif isinstance(module, RMSNorm):
+            axes = module.weight.get_metadata("out_sharding")
+            module.mean_axis = next(filter(None, rules.partition_spec(axes)), None)
 
 
 def param_shardings(

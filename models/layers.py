@@ -109,6 +109,14 @@ class Linear(nnx.Module):
 class Embed(nnx.Module):
     """A table of one vector per token: the input embedding, and the output head.
 
+    Args:
+      vocab_size, hidden_size: its shape.
+      dtype: element type of the parameters.
+      rngs: source of the initial values.
+      multiplier: of the vectors that are looked up.
+      logit_divisor: what logits are divided by; positive.
+      logit_soft_cap: logits then become `cap * tanh(logits / cap)`; None: as they are.
+
     Attributes:
       vocab_axis: mesh axis whose devices have the vectors of the other tokens, in order; None: all
         are here.
@@ -116,16 +124,58 @@ class Embed(nnx.Module):
     Source: vocabulary-parallel embedding, Megatron-LM, arXiv:1909.08053.
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: str, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        dtype: str,
+        rngs: nnx.Rngs,
+        multiplier: float = 1.0,
+        logit_divisor: float = 1.0,
+        logit_soft_cap: float | None = None,
+    ) -> None:
         axes = {"vocab": vocab_size, "embed": hidden_size}
         self.weight: StoredWeight = random_weight(axes, dtype=dtype, rngs=rngs)
         self.output_shape = (vocab_size,)
         self.hidden_size = hidden_size
         self.dtype = jnp.dtype(dtype)
+        self.multiplier = multiplier
+        self.logit_divisor = logit_divisor
+        self.logit_soft_cap = logit_soft_cap
         self.vocab_axis: str | None = None
 
     def __call__(self, token_ids: Int[Array, "num_tokens"]) -> Float[Array, "num_tokens hidden"]:
         """Return the vectors of `token_ids`, which the scheduler has checked."""
+        vectors = self._vectors(token_ids)
+        # The multiplier is rounded to the type of the vectors, as it is where Gemma was trained.
+        return vectors if self.multiplier == 1 else vectors * self.multiplier
+
+    def logits(self, hidden: Float[Array, "n hidden"]) -> Float[Array, "n vocab_size"]:
+        """Return the float32 logits of `hidden`, of all tokens."""
+        logits = self._products(hidden)
+        if self.logit_divisor != 1:
+            logits = logits / self.logit_divisor
+        if self.logit_soft_cap is not None:
+            logits = jnp.tanh(logits / self.logit_soft_cap) * self.logit_soft_cap
+        if self.vocab_axis is None:
+            return logits
+        return jax.lax.all_gather(logits, self.vocab_axis, axis=1, tiled=True)
+
+    def best_tokens(self, hidden: Float[Array, "n hidden"]) -> Int[Array, "n"]:
+        """Return the first token with the largest logit of each row, int32.
+
+        Products are compared: division by the divisor and the soft cap keep their order.
+        """
+        (vocab_size,) = self.output_shape
+        packed = packed_weight(self.weight, vocab_size)
+        if packed is not None:
+            return packed_best(hidden, packed.words, num_outputs=vocab_size, scales=packed.scales)
+        products = self._products(hidden)
+        best = take_best(products)
+        return best if self.vocab_axis is None else self._best_of_all(products, best)
+
+    def _vectors(self, token_ids: Array) -> Array:
         if self.vocab_axis is None:
             return look_up(self.weight, token_ids, self.hidden_size, self.dtype)
         rows = token_ids - self._first_token()
@@ -133,39 +183,22 @@ class Embed(nnx.Module):
         vectors = look_up(self.weight, jnp.where(is_here, rows, 0), self.hidden_size, self.dtype)
         return jax.lax.psum(jnp.where(is_here[:, None], vectors, 0), self.vocab_axis)
 
-    def logits(self, hidden: Float[Array, "n hidden"]) -> Float[Array, "n vocab_size"]:
-        """Return the float32 product of `hidden` with every token's vector."""
-        logits = self._logits_here(hidden)
-        if self.vocab_axis is None:
-            return logits
-        return jax.lax.all_gather(logits, self.vocab_axis, axis=1, tiled=True)
-
-    def _logits_here(self, hidden: Array) -> Array:
+    def _products(self, hidden: Array) -> Array:
+        """Return the float32 product of `hidden` with the vector of every token that is here."""
         (vocab_size,) = self.output_shape
         packed = packed_weight(self.weight, vocab_size)
         if packed is None:
             return multiply_float32(self.weight, hidden, vocab_size)
-        (logits,) = packed_linear(hidden, [packed], out_dtype="float32")
-        return logits
+        (products,) = packed_linear(hidden, [packed], out_dtype="float32")
+        return products
 
-    def best_tokens(self, hidden: Float[Array, "n hidden"]) -> Int[Array, "n"]:
-        """Return the first token with the largest logit of each row, int32."""
-        (vocab_size,) = self.output_shape
-        packed = packed_weight(self.weight, vocab_size)
-        if packed is not None:
-            return packed_best(hidden, packed.words, num_outputs=vocab_size, scales=packed.scales)
-        logits = self._logits_here(hidden)
-        best = take_best(logits)
-        return best if self.vocab_axis is None else self._best_of_all(logits, best)
-
-    def _best_of_all(self, logits: Array, best: Array) -> Array:
+    def _best_of_all(self, products: Array, best: Array) -> Array:
         """Return the best of each device's best tokens; one gather of two numbers per row."""
-        logit = jnp.take_along_axis(logits, best[:, None], axis=1)[:, 0]
-        pair = jnp.stack(
-            [jax.lax.bitcast_convert_type(logit, jnp.int32), self._first_token() + best]
-        )
+        product = jnp.take_along_axis(products, best[:, None], axis=1)[:, 0]
+        bits = jax.lax.bitcast_convert_type(product, jnp.int32)
+        pair = jnp.stack([bits, self._first_token() + best])
         pairs = jax.lax.all_gather(pair, self.vocab_axis)  # [num_devices, 2, n]
-        # Equal ones are in order of id, so the first device's is the first token.
+        # Devices are in order of their tokens, so the first of equals is the first token.
         device = first_best(jax.lax.bitcast_convert_type(pairs[:, 0], jnp.float32).T)
         return jnp.take_along_axis(pairs[:, 1], device[None], axis=0)[0]
 
@@ -174,21 +207,45 @@ class Embed(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """Scale each row to root mean square 1, then by the weight; computed in float32.
+    """Scale to root mean square 1, then by the weight; computed in float32.
+
+    Args:
+      axes: logical name and size of the axes, the last ones of the input, over which the mean is
+        taken; the weight has them.
+      epsilon: added to the mean square.
+      dtype: element type of the weight.
+      adds_one: 1 is added to the weight first, in float32.
+
+    Attributes:
+      mean_axis: mesh axis over which the mean is taken, too, as its devices have the other
+        features; None: all are here.
 
     Source: arXiv:1910.07467.
     """
 
-    def __init__(self, size: int, *, epsilon: float, dtype: str) -> None:
+    def __init__(
+        self, axes: dict[str, int], *, epsilon: float, dtype: str, adds_one: bool = False
+    ) -> None:
         self.epsilon = epsilon
-        self.weight = parameter(jnp.ones((size,), dtype), ("embed",))
+        self.adds_one = adds_one
+        self.mean_axis: str | None = None
+        initial = jnp.zeros if adds_one else jnp.ones
+        self.weight = parameter(initial(tuple(axes.values()), dtype), tuple(axes))
 
-    def __call__(self, x: Float[Array, "num_tokens size"]) -> Float[Array, "num_tokens size"]:
-        """Return the normalised rows in x's dtype."""
+    def __call__(self, x: Float[Array, "num_tokens ..."]) -> Float[Array, "num_tokens ..."]:
+        """Return the normalised input in x's dtype."""
+        scale = self.scale().astype(jnp.float32)
         wide = x.astype(jnp.float32)
-        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        axes = tuple(range(-scale.ndim, 0))
+        mean_square = jnp.mean(jnp.square(wide), axis=axes, keepdims=True)
+        if self.mean_axis is not None:
+            mean_square = jax.lax.pmean(mean_square, self.mean_axis)
         normed = wide * jax.lax.rsqrt(mean_square + self.epsilon)
-        return (normed * self.weight[...].astype(jnp.float32)[None]).astype(x.dtype)
+        return (normed * jnp.expand_dims(scale, tuple(range(x.ndim - scale.ndim)))).astype(x.dtype)
+
+    def scale(self) -> Array:
+        """Return what is multiplied by: the weight, or 1 plus the weight in float32."""
+        return 1 + self.weight[...].astype(jnp.float32) if self.adds_one else self.weight[...]
 
 
 def project(
@@ -247,7 +304,7 @@ def _all_packed(layers: tuple[Linear, ...]) -> list[PackedWeight] | None:
 
 
 def _packed_norm(norm: RMSNorm | None) -> PackedNorm | None:
-    return None if norm is None else PackedNorm(norm.weight[...], norm.epsilon)
+    return None if norm is None else PackedNorm(norm.scale(), norm.epsilon)
 
 
 def _rows(x: Array) -> Array:

@@ -158,14 +158,12 @@ def load_params(
     with tqdm(
         total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress
     ) as bar:
-        for (path, leaf), name in zip(leaves, tensors, strict=True):
+        for (path, leaf), tensor in zip(leaves, tensors, strict=True):
             is_quantized = path not in wanted
             place = places[(*path, "values") if is_quantized else path]
             # The tensor gets no name here: it must be gone before the next one is read.
             array = _to_device(
-                _repeat_kv_heads(source.read(name).reshape(leaf.shape), leaf, kv_head_copies),
-                leaf.dtype,
-                place,
+                _repeat_kv_heads(tensor.read(source), leaf, kv_head_copies), leaf.dtype, place
             )
             bar.update(array.nbytes)
             if is_quantized and quantization is not None:
@@ -217,19 +215,47 @@ def _to_device(values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Shard
     return array
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a parameter lies: a range of a tensor's first axis; `stop` is None for all of it."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int = 0
+    stop: int | None = None
+
+    def read(self, source: TensorSource) -> np.ndarray:
+        """Return the parameter's values, in its shape."""
+        values = source.read(self.name)
+        part = values if self.stop is None else values[self.start : self.stop]
+        return part.reshape(self.shape)
+
+
 def _match_tensors(
     config: ModelConfig, abstract: nnx.State[Any, Any], source: TensorSource
-) -> list[str]:
-    """Return the tensor of each parameter, in flattening order, or list all that does not fit."""
+) -> list[_Place]:
+    """Return the place of each parameter, in flattening order, or list all that does not fit."""
     rules = {rule.path: rule for rule in ARCHITECTURES[config.architecture].weight_rules}
-    available = set(source.names())
-    tensors, missing, misshaped = [], [], []
-    for path, leaf in nnx.to_flat_state(abstract):
+    order = {path: number for number, path in enumerate(rules)}
+    # The parameters of each tensor, in the order of their rules: number, shape, shape stored as.
+    tensors: dict[str, list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]] = {}
+    leaves = nnx.to_flat_state(abstract)
+    for number, (path, leaf) in enumerate(leaves):
         layer = next((str(key) for key in path if isinstance(key, int)), "")
         rule = rules[".".join("*" if isinstance(key, int) else str(key) for key in path)]
-        name = rule.name.replace("*", layer)
-        tensors.append(name)
-        expected = _checkpoint_shape(leaf.shape, rule)
+        members = tensors.setdefault(rule.name.replace("*", layer), [])
+        stored = _checkpoint_shape(leaf.shape, rule)
+        members.append((order[rule.path], number, leaf.shape, stored))
+    available = set(source.names())
+    missing, misshaped = [], []
+    places: dict[int, _Place] = {}
+    for name, members in tensors.items():
+        start = 0
+        for _, number, shape, stored in sorted(members):
+            stop = None if len(members) == 1 else start + stored[0]
+            places[number] = _Place(name, shape, start, stop)
+            start += stored[0]
+        expected = (start, *members[0][3][1:])
         if name not in available:
             missing.append(name)
         elif (actual := source.shape(name)) != expected:
@@ -245,7 +271,7 @@ def _match_tensors(
             f"the checkpoint's tensors do not fit its config ({config.architecture}); "
             f"{'; '.join(listed)}. Fetch the checkpoint again, or correct the config."
         )
-    return tensors
+    return [places[number] for number in range(len(leaves))]
 
 
 def _checkpoint_shape(shape: tuple[int, ...], rule: WeightRule) -> tuple[int, ...]:

@@ -69,8 +69,8 @@ def compile_artifact(
     with _compiling_for(gpu, config.tensor_parallel_size) as mesh:
         is_cpu = backends.current_platform() == "cpu"
         config = resolve_config(_exportable(config) if is_cpu else config, shape)
-        placement = Placement.of(config, shape, mesh)
         limits, groups = StepLimits.of(config), cache_groups(config, shape)
+        placement = Placement.of(config, shape.for_context(limits.max_model_len), mesh)
         spec = kv_cache_spec(config, placement.split.part, groups)
         num_blocks = size_kv_cache(spec, config, placement)
         check_one_request_fits(

@@ -123,7 +123,7 @@ def load_engine(
         "Starting to load model %s (%s).", checkpoint.name, checkpoint.model_config.architecture
     )
     limits = StepLimits.of(config)
-    placement = Placement.of(config, checkpoint.model_config)
+    placement = Placement.of(config, checkpoint.model_config.for_context(limits.max_model_len))
     groups = cache_groups(config, checkpoint.model_config)
     windows = tuple(group.sliding_window for group in groups)
     spec = kv_cache_spec(config, placement.split.part, groups)
@@ -218,7 +218,7 @@ def _load_runner(
     progress: bool,
 ) -> tuple[ModelRunner, TierManager | None]:
     """Load the weights, allocate the KV cache and its tiers, and compile every step."""
-    limits, model = StepLimits.of(config), checkpoint.model_config
+    limits, model = StepLimits.of(config), placement.split.config
     graphdef = placement.graphdef(config, groups)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         # Gigabytes of zeros on a CPU, written while the weights are read.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jaxtyping
 import pytest
 
-from paged.models.config import RopeConfig
+from paged.models.rope_config import RopeConfig
 from paged.models.rope import rope_cos_sin
 
 TESTS = pathlib.Path(__file__).parent

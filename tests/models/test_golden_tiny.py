@@ -19,7 +19,19 @@ from paged.models.weights import SafetensorsSource, load_params
 from paged.sharding import tensor_parallel_mesh
 from tests.models.helpers import PagedModel, prefill_in_chunks
 
-MODELS = ("llama", "llama3_rope", "mistral", "qwen2_yarn")
+MODELS = (
+    "gemma2",
+    "gemma3_text",
+    "llama",
+    "llama3_rope",
+    "mistral",
+    "olmo2",
+    "phi3",
+    "phi3_partial_rope",
+    "qwen2",
+    "qwen2_yarn",
+    "qwen3",
+)
 CHUNK_SIZES = {0: 5, 1: 16}
 # Below this gap two ways to add up the same float32 numbers may choose different tokens.
 NEAR_TIE = 1e-3
@@ -65,11 +77,20 @@ def test_float32_logits_and_greedy_tokens_equal_the_reference(
     check_float32(*load_golden(data_dir, name, "float32", backend))
 
 
-# With two kv heads, two devices have one each, and of four, two have the same. Of the two query
-# heads of qwen2_yarn no four can have one.
+# With two kv heads, two devices have one each, and of four, two have the same. These have two query
+# heads, and no four devices can have one of them each.
+TWO_Q_HEADS = ("olmo2", "phi3", "phi3_partial_rope", "qwen2", "qwen2_yarn")
+SPLITS = [(name, n) for name in MODELS for n in (2, 4) if n == 2 or name not in TWO_Q_HEADS]
+# Copies of kv heads, norms over all heads, head norms and caps; the others are combinations.
+QUICK_SPLITS = {("llama", 4), ("olmo2", 2), ("gemma3_text", 4), ("qwen2", 2)}
+
+
 @pytest.mark.parametrize(
     ("name", "num_devices"),
-    [(name, 2) for name in MODELS] + [(name, 4) for name in MODELS if name != "qwen2_yarn"],
+    [
+        pytest.param(*split, marks=[] if split in QUICK_SPLITS else pytest.mark.slow)
+        for split in SPLITS
+    ],
 )
 def test_several_devices_give_the_same(data_dir: Path, name: str, num_devices: int) -> None:
     check_float32(*load_golden(data_dir, name, "float32", "xla", num_devices))

@@ -65,7 +65,7 @@ def check(compute, layers, dtype: str) -> None:
 def test_projections_of_one_input(dtype, quantization, has_norm):
     q = linear("TD,NHD->TNH", {"n": 3, "h": 8, "d": SIZE}, dtype, quantization)
     k = linear("TD,KD->TK", {"k": 70, "d": SIZE}, dtype, quantization)
-    norm = RMSNorm(SIZE, epsilon=0.1, dtype=dtype)
+    norm = RMSNorm({"embed": SIZE}, epsilon=0.1, dtype=dtype)
     norm.weight.set_value(random((SIZE,), dtype, seed=1))
     x = random((5, SIZE), dtype, seed=2)
     check(lambda: project(x, q, k, norm=norm if has_norm else None), (q, k), dtype)
@@ -76,7 +76,7 @@ def test_projections_of_one_input(dtype, quantization, has_norm):
 def test_gated_projection(dtype, quantization, activation):
     gate = linear("TD,FD->TF", {"f": 70, "d": SIZE}, dtype, quantization)
     up = linear("TD,FD->TF", {"g": 70, "d": SIZE}, dtype, quantization)
-    norm = RMSNorm(SIZE, epsilon=0.1, dtype=dtype)
+    norm = RMSNorm({"embed": SIZE}, epsilon=0.1, dtype=dtype)
     x = random((5, SIZE), dtype, seed=2)
     check(
         lambda: (

@@ -10,7 +10,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from paged import rope_write
-from paged.models.config import RopeConfig
+from paged.models.rope_config import RopeConfig
 from paged.models.rope import attention_factor, inverse_frequencies, rope_cos_sin
 
 HEAD_DIM = 64
