@@ -9,7 +9,8 @@ from typing import Any
 
 from paged.models.config_values import positive_float, positive_int, required
 from paged.models.errors import CheckpointError, UnsupportedModelError
-from paged.models.families import FAMILIES, read_activation
+from paged.models.families import FAMILIES, NOT_IMPLEMENTED, read_activation
+from paged.models.moe_config import ExpertsConfig
 from paged.models.rope_config import RopeConfig, read_rope
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -52,6 +53,8 @@ class ModelConfig:
       embedding_multiplier: of the embedded tokens.
       residual_multiplier: of what attention and MLP add to the residual stream.
       logit_divisor: what the logits are divided by.
+      attention_sinks: each head's softmax also runs over a logit of its own, a parameter.
+      experts: the mixture of experts in the place of MLPs, None for a dense model.
     """
 
     architecture: str
@@ -84,6 +87,8 @@ class ModelConfig:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logit_divisor: float = 1.0
+    attention_sinks: bool = False
+    experts: ExpertsConfig | None = None
 
     def __post_init__(self) -> None:
         if not self.layer_windows:

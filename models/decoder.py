@@ -164,6 +164,7 @@ class DecoderLM(nnx.Module):
             kv_cache_dtype=str(kv_cache.dtype),
             sliding_window=window,
             soft_cap=self.config.attention_soft_cap,
+            has_sinks=self.config.attention_sinks,
         )
         return plan_attention(
             metadata.block_tables,

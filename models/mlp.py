@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 from paged.models.branch import Branch
 from paged.models.config import ModelConfig
 from paged.models.layers import Linear, project_gated
+from paged.models.moe import SparseMLP
 
 
 class FeedForward(Protocol):
@@ -58,5 +59,7 @@ def make_mlp(config: ModelConfig, layer: int, *, dtype: str, rngs: nnx.Rngs) -> 
       dtype: element type of the parameters.
       rngs: source of their initial values.
     """
-    del layer  # all layers have the same kind so far
-    return MLP(config, dtype=dtype, rngs=rngs)
+    experts = config.experts
+    if experts is None or layer in experts.dense_layers:
+        return MLP(config, dtype=dtype, rngs=rngs)
+    return SparseMLP(config.hidden_size, experts, dtype=dtype, rngs=rngs)

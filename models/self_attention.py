@@ -1,5 +1,6 @@
 """`Attention`: grouped-query attention over one layer of the paged cache."""
 
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -8,6 +9,7 @@ from paged.metadata import AttentionMetadata
 from paged.models.branch import Branch
 from paged.models.config import ModelConfig
 from paged.models.layers import Linear, RMSNorm, project
+from paged.models.parameters import parameter
 from paged.rope_write import rotate_and_write_kv
 
 
@@ -47,6 +49,8 @@ class Attention(nnx.Module):
         )
         self.q_norm = _head_norm(config, q_axes, dtype)
         self.k_norm = _head_norm(config, kv_axes, dtype)
+        sinks = jnp.zeros(config.num_q_heads, dtype)
+        self.sinks = parameter(sinks, ("q_heads",)) if config.attention_sinks else None
 
     def __call__(
         self,
@@ -79,6 +83,7 @@ class Attention(nnx.Module):
             scale=self.scale,
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
+            sinks=None if self.sinks is None else self.sinks[...],
             backend=backend,
             plan=plan,
         )

@@ -112,6 +112,7 @@ def _calls(config: EngineConfig, model: ModelConfig) -> list[AttentionCall]:
             kv_cache_dtype=kv_element_type(config.kv_cache_dtype),
             sliding_window=window,
             soft_cap=model.attention_soft_cap,
+            has_sinks=model.attention_sinks,
         )
         for window in dict.fromkeys(model.layer_windows)
     ]

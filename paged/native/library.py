@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paged.native import attention, kv_write, linear
+from paged.native import attention, expert_linear, kv_write, linear
 from paged.native.build import BuildError, build_library
 from paged.native.linear import DTYPES, PackedWeight, pack, packed_linear
 from paged.native.self_test import attention_failure
@@ -24,6 +24,7 @@ _TARGETS = (
     linear.TARGET,
     linear.BEST_TARGET,
     linear.ROWS_TARGET,
+    expert_linear.TARGET,
     attention.TARGET,
     kv_write.WRITE_TARGET,
     kv_write.ROTATE_TARGET,

@@ -21,7 +21,8 @@ static constexpr int kMaxWeights = 4;
 enum class WeightType : int32_t { kFloat32, kBfloat16, kInt8 };
 
 // What a gate's product goes through before it scales another product.
-enum class Activation : int32_t { kNone, kSilu, kGeluTanh };
+// The last clamps both, and adds 1 to what is scaled.
+enum class Activation : int32_t { kNone, kSilu, kGeluTanh, kClampedSwiglu };
 
 struct LinearWeight {
   const void* words;    // packed
@@ -46,6 +47,10 @@ struct LinearProblem {
   // [tiles, num_rows] each, written instead of y; null elsewhere. A NaN among them is the largest.
   float* best_values;
   int32_t* best_columns;
+  // Of kClampedSwiglu: gates go to at most the limit, what they scale from -limit to limit, and
+  // the sigmoid is of slope * gate.
+  float gate_slope;
+  float gate_limit;
 };
 
 // Root-mean-square normalisation of rows, computed in float32: y = x / rms(x) * weight.

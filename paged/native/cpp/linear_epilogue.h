@@ -19,9 +19,24 @@ inline void finish_products(const LinearWeight& weight, int64_t first, int64_t c
   }
 }
 
-// gates = activation(gates) * values, for kTileColumns of each. Both activations are
+// The same for kClampedSwiglu.
+inline void apply_clamped_gates(float slope, float limit, const float* values, float* gates) {
+  const Floats most = Floats{} + limit, least = -most;
+  for (int64_t i = 0; i < kTileColumns; i += kLanes) {
+    Floats g = load_floats(gates + i), v = load_floats(values + i);
+    g = g > most ? most : g;  // a NaN stays one
+    v = v > most ? most : v;
+    v = v < least ? least : v;
+    store_floats(g / (1.0f + exponential(-slope * g)) * (v + 1.0f), gates + i);
+  }
+}
+
+// gates = activation(gates) * values, for kTileColumns of each. Both other activations are
 // g / (1 + e^-z): z is g for SiLU, and for GELU what makes its tanh a sigmoid.
-inline void apply_gates(Activation activation, const float* values, float* gates) {
+inline void apply_gates(const LinearProblem& p, const float* values, float* gates) {
+  const Activation activation = p.activation;
+  if (activation == Activation::kClampedSwiglu)
+    return apply_clamped_gates(p.gate_slope, p.gate_limit, values, gates);
   for (int64_t i = 0; i < kTileColumns; i += kLanes) {
     const Floats g = load_floats(gates + i);
     const Floats z = activation == Activation::kSilu

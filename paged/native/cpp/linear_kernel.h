@@ -222,7 +222,7 @@ void run_tile(const LinearProblem& p, const Tile& tile, const Tile& value) {
       finish_products<Element>(weight, first, columns, products);
       if (is_gate) {
         finish_products<Element>(*value.weight, first, columns, values + i * kTileColumns);
-        apply_gates(p.activation, values + i * kTileColumns, products);
+        apply_gates(p, values + i * kTileColumns, products);
       }
       if (p.best_values) {
         const int64_t at = tile.index * p.num_rows + row + i;

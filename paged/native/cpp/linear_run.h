@@ -3,24 +3,44 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "linear.h"
 #include "parallel_for.h"
 
 namespace paged {
 
+// How many of a call's tiles a thread takes at a time. Items of up to 256 KiB of weights keep the
+// counter quiet, and eight per call or more even out threads that start late.
+inline int64_t tiles_per_item(const LinearProblem& p, int64_t tiles) {
+  const int64_t tile_bytes = std::max<int64_t>(1, num_steps(p) * kStepBytes);
+  return std::max<int64_t>(1, std::min<int64_t>(tiles / 8, (int64_t{256} << 10) / tile_bytes));
+}
+
 template <class Pool>
 void run_linear(Pool& pool, const LinearProblem& p, const LinearKernels& kernels) {
-  // Items of up to 256 KiB of weights keep the counter quiet, and eight per call or more even out
-  // threads that start late.
-  const int64_t tiles = num_tiles(p);
-  const int64_t tile_bytes = std::max<int64_t>(1, num_steps(p) * kStepBytes);
-  const int64_t per_item =
-      std::max<int64_t>(1, std::min<int64_t>(tiles / 8, (int64_t{256} << 10) / tile_bytes));
+  const int64_t tiles = num_tiles(p), per_item = tiles_per_item(p, tiles);
   const auto compute_tile = kernels.compute_tile;
   parallel_for(pool, (tiles + per_item - 1) / per_item, [=](int64_t item) {
     const int64_t end = std::min(tiles, (item + 1) * per_item);
     for (int64_t tile = item * per_item; tile < end; ++tile) compute_tile(p, tile);
+  });
+}
+
+// Groups of rows, each with weights of its own, of which all but the number of rows is the same.
+template <class Pool>
+void run_groups(Pool& pool, std::vector<LinearProblem> groups, const LinearKernels& kernels) {
+  if (groups.empty()) return;
+  const int64_t tiles = num_tiles(groups[0]), total = tiles * static_cast<int64_t>(groups.size());
+  const int64_t per_item = tiles_per_item(groups[0], total);
+  const auto compute_tile = kernels.compute_tile;
+  const auto shared = std::make_shared<const std::vector<LinearProblem>>(std::move(groups));
+  parallel_for(pool, (total + per_item - 1) / per_item, [=](int64_t item) {
+    const int64_t end = std::min(total, (item + 1) * per_item);
+    for (int64_t tile = item * per_item; tile < end; ++tile)
+      compute_tile((*shared)[static_cast<size_t>(tile / tiles)], tile % tiles);
   });
 }
 

@@ -1,0 +1,154 @@
+"""`SparseMLP`: a mixture of experts in the place of an MLP; a token passes through a few of many.
+
+A router chooses some experts for every row. Pairs of a row and an expert are sorted by expert, so
+that each expert multiplies one contiguous group of rows, and only the weights of experts that were
+chosen are read. Nothing is dropped: a group is as long as it is. Padding is in no group.
+
+Sources: arXiv:1701.06538 (sparse experts); MegaBlocks, arXiv:2211.15841 (groups of any length).
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from paged.models.branch import Branch
+from paged.models.expert_groups import map_groups, sort_pairs
+from paged.models.moe_config import ExpertsConfig
+from paged.models.parameters import parameter, random_weight
+from paged.models.stored_weight import StoredWeight, multiply
+
+
+class Router(nnx.Module):
+    """Scores of the experts for each row, and the choice among them; computed in float32.
+
+    On every device and never quantised: it is small, and another choice is another function.
+    """
+
+    def __init__(
+        self, hidden_size: int, config: ExpertsConfig, *, dtype: str, rngs: nnx.Rngs
+    ) -> None:
+        self.num_chosen = config.num_experts_per_token
+        self.normalize = config.normalize
+        # Not "experts", along which weights may be split: each device needs all scores.
+        weight = random_weight(
+            {"router": config.num_experts, "embed": hidden_size}, dtype=dtype, rngs=rngs
+        )
+        self.weight = parameter(weight[...], (None, "embed"))
+        bias = jnp.zeros(config.num_experts, dtype)
+        self.bias = parameter(bias, (None,)) if config.router_bias else None
+
+    def __call__(
+        self, rows: Float[Array, "num_tokens hidden"]
+    ) -> tuple[Int[Array, "num_tokens num_chosen"], Float[Array, "num_tokens num_chosen"]]:
+        """Return the experts of each row, the best first, and what their outputs are scaled by."""
+        scores = jnp.einsum("TD,ED->TE", rows, self.weight[...], preferred_element_type=jnp.float32)
+        if self.bias is not None:
+            scores += self.bias[...].astype(jnp.float32)[None]
+        best, chosen = jax.lax.top_k(scores, self.num_chosen)
+        if self.normalize:
+            # The same as the softmax over all, divided by the sum of what is chosen of it.
+            return chosen, jax.nn.softmax(best, axis=-1)
+        return chosen, jnp.exp(best - jax.nn.logsumexp(scores, axis=-1, keepdims=True))
+
+
+class ExpertLinear(nnx.Module):
+    """The linear layers that the experts have at one place, stacked.
+
+    Args:
+      axes: name and size of each axis of the weight: experts, outputs, inputs.
+      has_bias: whether they have biases.
+      dtype: element type of the parameters.
+      rngs: source of the initial values.
+    """
+
+    def __init__(self, axes: dict[str, int], *, has_bias: bool, dtype: str, rngs: nnx.Rngs) -> None:
+        self.output_shape = tuple(axes.values())[:2]
+        self.weight: StoredWeight = random_weight(axes, dtype=dtype, rngs=rngs)
+        bias_axes = tuple(axes)[:2]
+        bias = jnp.zeros(self.output_shape, dtype)
+        self.bias = parameter(bias, bias_axes) if has_bias else None
+
+    def of_expert(
+        self, expert: Int[Array, ""], x: Float[Array, "n num_inputs"]
+    ) -> Float[Array, "n num_outputs"]:
+        """Return one expert's product, in x's dtype."""
+        _, num_outputs = self.output_shape
+        weight: StoredWeight = jax.tree.map(lambda stack: stack[expert], self.weight)
+        y = multiply(weight, x, num_outputs)
+        return y if self.bias is None else y + self.bias[expert][None]
+
+
+class Experts(nnx.Module):
+    """The MLPs of one layer, stacked along the logical axis "experts"."""
+
+    def __init__(
+        self, hidden_size: int, config: ExpertsConfig, *, dtype: str, rngs: nnx.Rngs
+    ) -> None:
+        self.config = config
+        experts = {"experts": config.num_experts}
+        mlp, embed = {"mlp": config.intermediate_size}, {"embed": hidden_size}
+
+        def project(out: dict[str, int], into: dict[str, int]) -> ExpertLinear:
+            axes, has_bias = experts | out | into, config.expert_bias
+            return ExpertLinear(axes, has_bias=has_bias, dtype=dtype, rngs=rngs)
+
+        self.gate_proj = project(mlp, embed)
+        self.up_proj = project(mlp, embed)
+        self.down_proj = project(embed, mlp)
+
+    def __call__(
+        self,
+        rows: Float[Array, "num_tokens hidden"],
+        chosen: Int[Array, "num_tokens num_chosen"],
+        scales: Float[Array, "num_tokens num_chosen"],
+        num_rows: Int[Array, "1"],
+    ) -> Float[Array, "num_tokens hidden"]:
+        """Return the sum of each row's experts, each times its scale; zero from `num_rows` on.
+
+        A number in `chosen` that is none of these experts adds nothing.
+        """
+        num_experts, hidden_size = self.down_proj.output_shape
+        pairs = sort_pairs(chosen, num_rows, num_experts)
+        x = rows.at[pairs.rows].get(mode="clip")
+        outputs = map_groups(self._of_expert, x, pairs.group_ends, num_outputs=hidden_size)
+        # Back in the order of rows; wide, so that the sum is rounded once.
+        outputs = outputs.at[pairs.places].get(mode="clip").astype(jnp.float32)
+        scales = jnp.where(pairs.is_computed, scales, 0)
+        return jnp.einsum("TK,TKD->TD", scales, outputs).astype(rows.dtype)
+
+    def _of_expert(self, expert: Array, x: Array) -> Array:
+        gate, up = self.gate_proj.of_expert(expert, x), self.up_proj.of_expert(expert, x)
+        return self.down_proj.of_expert(expert, self._gated(gate, up))
+
+    def _gated(self, gate: Array, up: Array) -> Array:
+        if self.config.activation == "silu":
+            return jax.nn.silu(gate) * up
+        alpha, limit = self.config.swiglu_alpha, self.config.swiglu_limit
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+        return gate * jax.nn.sigmoid(alpha * gate) * (up + 1)
+
+
+class SparseMLP(nnx.Module):
+    """A router and its experts, in the place of `MLP`.
+
+    Args:
+      hidden_size: features of the residual stream.
+      config: shape of the mixture.
+      dtype: element type of parameters and activations.
+      rngs: source of the initial parameters.
+    """
+
+    def __init__(
+        self, hidden_size: int, config: ExpertsConfig, *, dtype: str, rngs: nnx.Rngs
+    ) -> None:
+        self.router = Router(hidden_size, config, dtype=dtype, rngs=rngs)
+        self.experts = Experts(hidden_size, config, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self, x: Float[Array, "num_tokens hidden"], branch: Branch, num_rows: Int[Array, "1"]
+    ) -> Float[Array, "num_tokens hidden"]:
+        """Return the stream x after this branch; rows from `num_rows` on are padding."""
+        rows = x if branch.norm is None else branch.norm(x)
+        chosen, scales = self.router(rows)
+        return branch.join(x, self.experts(rows, chosen, scales, num_rows))
