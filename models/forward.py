@@ -14,6 +14,7 @@ from paged.models.batch import ForwardBatch
 from paged.models.config import ModelConfig
 from paged.models.decoder import DecoderLM
 from paged.models.layers import Embed, Linear, RMSNorm
+from paged.models.moe import Experts
 from paged.models.registry import ARCHITECTURES
 from paged.models.stored_weight import QUANTIZATIONS, values_of
 from paged.sharding import ShardingRules
@@ -133,7 +134,8 @@ def split_layers(model: DecoderLM, rules: ShardingRules) -> None:
 
     A linear layer whose inputs are split sums its products, and so does the embedding; the head
     gathers. For a decoder layer these are the two sums of Megatron-LM. A norm over all heads takes
-    the mean of the devices' means, which are over as many features.
+    the mean of the devices' means, which are over as many features. A mixture of experts sums once,
+    whether each device has some of the experts or some features of all.
 
     Args:
       model: changed in place.
@@ -149,6 +151,10 @@ def split_layers(model: DecoderLM, rules: ShardingRules) -> None:
         elif isinstance(module, RMSNorm):
             axes = module.weight.get_metadata("out_sharding")
             module.mean_axis = next(filter(None, rules.partition_spec(axes)), None)
+        elif isinstance(module, Experts):
+            axes = values_of(module.down_proj.weight).get_metadata("out_sharding")
+            module.expert_axis, _, module.down_proj.sum_axis = rules.partition_spec(axes)
+            module.sum_axis = module.expert_axis or module.down_proj.sum_axis
 
 
 def param_shardings(

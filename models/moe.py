@@ -60,9 +60,14 @@ class ExpertLinear(nnx.Module):
       has_bias: whether they have biases.
       dtype: element type of the parameters.
       rngs: source of the initial values.
+
+    Attributes:
+      sum_axis: mesh axis whose devices have the other inputs. Whoever calls it sums the products;
+        the first device's have the bias. None: all inputs are here.
     """
 
     def __init__(self, axes: dict[str, int], *, has_bias: bool, dtype: str, rngs: nnx.Rngs) -> None:
+        self.sum_axis: str | None = None
         self.output_shape = tuple(axes.values())[:2]
         self.weight: StoredWeight = random_weight(axes, dtype=dtype, rngs=rngs)
         bias_axes = tuple(axes)[:2]
@@ -76,17 +81,30 @@ class ExpertLinear(nnx.Module):
         _, num_outputs = self.output_shape
         weight: StoredWeight = jax.tree.map(lambda stack: stack[expert], self.weight)
         y = multiply(weight, x, num_outputs)
-        return y if self.bias is None else y + self.bias[expert][None]
+        if self.bias is None:
+            return y
+        bias = self.bias[expert]
+        if self.sum_axis is not None:
+            bias = jnp.where(jax.lax.axis_index(self.sum_axis) == 0, bias, 0)
+        return y + bias[None]
 
 
 class Experts(nnx.Module):
-    """The MLPs of one layer, stacked along the logical axis "experts"."""
+    """The MLPs of one layer, stacked along the logical axis "experts".
+
+    Attributes:
+      expert_axis: mesh axis whose devices have the other experts, in order; None: all are here.
+      sum_axis: mesh axis over which the outputs are summed, of other experts or of other features
+        of these; None: all are here.
+    """
 
     def __init__(
         self, hidden_size: int, config: ExpertsConfig, *, dtype: str, rngs: nnx.Rngs
     ) -> None:
         self.config = config
-        experts = {"experts": config.num_experts}
+        self.expert_axis: str | None = None
+        self.sum_axis: str | None = None
+        experts = {"experts": config.num_experts_here or config.num_experts}
         mlp, embed = {"mlp": config.intermediate_size}, {"embed": hidden_size}
 
         def project(out: dict[str, int], into: dict[str, int]) -> ExpertLinear:
@@ -109,13 +127,16 @@ class Experts(nnx.Module):
         A number in `chosen` that is none of these experts adds nothing.
         """
         num_experts, hidden_size = self.down_proj.output_shape
+        if self.expert_axis is not None:
+            chosen = chosen - jax.lax.axis_index(self.expert_axis) * num_experts
         pairs = sort_pairs(chosen, num_rows, num_experts)
         x = rows.at[pairs.rows].get(mode="clip")
         outputs = map_groups(self._of_expert, x, pairs.group_ends, num_outputs=hidden_size)
         # Back in the order of rows; wide, so that the sum is rounded once.
         outputs = outputs.at[pairs.places].get(mode="clip").astype(jnp.float32)
         scales = jnp.where(pairs.is_computed, scales, 0)
-        return jnp.einsum("TK,TKD->TD", scales, outputs).astype(rows.dtype)
+        mixed = jnp.einsum("TK,TKD->TD", scales, outputs).astype(rows.dtype)
+        return mixed if self.sum_axis is None else jax.lax.psum(mixed, self.sum_axis)
 
     def _of_expert(self, expert: Array, x: Array) -> Array:
         gate, up = self.gate_proj.of_expert(expert, x), self.up_proj.of_expert(expert, x)

@@ -17,6 +17,8 @@ class ExpertsConfig:
       swiglu_alpha: factor within the sigmoid.
       swiglu_limit: what gates and values are clamped to.
       dense_layers: layers that have an ordinary MLP instead.
+      num_experts_here: how many of the experts one device has, where they are split over several;
+        None: all.
     """
 
     num_experts: int
@@ -29,3 +31,4 @@ class ExpertsConfig:
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
     dense_layers: tuple[int, ...] = ()
+    num_experts_here: int | None = None

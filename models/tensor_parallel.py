@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from paged.models.config import ModelConfig
 from paged.models.forward import abstract_model, param_shardings
+from paged.models.moe_config import ExpertsConfig
 from paged.sharding import ShardingRules
 
 
@@ -29,7 +30,8 @@ class TensorParallel:
     Attributes:
       config: shape of the model in the checkpoint.
       size: number of devices.
-      rules: logical axis -> mesh axis.
+      rules: logical axis -> mesh axis. Experts are split one from another if theirs has one, else
+        each along its features.
 
     Raises:
       ValueError: if the model has no parts of equal size; the message lists the sizes that work.
@@ -42,12 +44,9 @@ class TensorParallel:
     rules: ShardingRules = dataclasses.field(default_factory=ShardingRules)
 
     def __post_init__(self) -> None:
-        if reasons := _indivisible(self.config, self.size):
-            working = [
-                str(size)
-                for size in range(1, self.config.num_q_heads + 1)
-                if not _indivisible(self.config, size)
-            ]
+        if reasons := self._indivisible(self.size):
+            sizes = range(1, self.config.num_q_heads + 1)
+            working = [str(size) for size in sizes if not self._indivisible(size)]
             raise ValueError(
                 f"tensor_parallel_size={self.size} does not split {self.config.architecture} "
                 f"evenly: {', '.join(reasons)}. Sizes that do: {', '.join(working)}."
@@ -70,11 +69,35 @@ class TensorParallel:
         whole = self.whole
         return dataclasses.replace(
             whole,
+            experts=whole.experts and self._part_of_experts(whole.experts),
             vocab_size=whole.vocab_size // self.size,
             intermediate_size=whole.intermediate_size // self.size,
             num_q_heads=whole.num_q_heads // self.size,
             num_kv_heads=whole.num_kv_heads // self.size,
         )
+
+    def _indivisible(self, size: int) -> list[str]:
+        """Return what `size` devices cannot share evenly, as text."""
+        config, experts = self.config, self.config.experts
+        shared = {"num_q_heads": config.num_q_heads, "vocab_size": config.vocab_size}
+        if experts is None or experts.dense_layers:
+            shared["intermediate_size"] = config.intermediate_size
+        if experts is not None and self.rules.experts is None:
+            shared["intermediate_size of the experts"] = experts.intermediate_size
+        elif experts is not None:
+            shared["num_experts"] = experts.num_experts
+        reasons = [f"{name}={n} is no multiple of it" for name, n in shared.items() if n % size]
+        num_kv_heads = config.num_kv_heads
+        if num_kv_heads % size and size % num_kv_heads:
+            reasons.append(f"num_kv_heads={num_kv_heads} is neither a multiple nor a divisor of it")
+        return reasons
+
+    def _part_of_experts(self, experts: ExpertsConfig) -> ExpertsConfig:
+        if self.rules.experts is None:
+            return dataclasses.replace(
+                experts, intermediate_size=experts.intermediate_size // self.size
+            )
+        return dataclasses.replace(experts, num_experts_here=experts.num_experts // self.size)
 
     def param_shardings(
         self, mesh: Mesh, *, dtype: str, quantization: str | None = None
@@ -104,17 +127,3 @@ class TensorParallel:
                     f"them computes with {list(here.shape)}; use tensor_parallel_size=1."
                 )
         return shardings
-
-
-def _indivisible(config: ModelConfig, size: int) -> list[str]:
-    """Return what `size` devices cannot share evenly, as text."""
-    reasons = [
-        f"{name}={getattr(config, name)} is no multiple of it"
-        for name in ("num_q_heads", "intermediate_size", "vocab_size")
-        if getattr(config, name) % size
-    ]
-    if config.num_kv_heads % size and size % config.num_kv_heads:
-        reasons.append(
-            f"num_kv_heads={config.num_kv_heads} is neither a multiple nor a divisor of it"
-        )
-    return reasons

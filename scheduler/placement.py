@@ -17,7 +17,7 @@ from paged.models.programs import ProgramSource
 from paged.models.sharded_programs import ShardedPrograms
 from paged.models.tensor_parallel import TensorParallel
 from paged.scheduler.config import EngineConfig
-from paged.sharding import KV_CACHE_AXES, tensor_parallel_mesh
+from paged.sharding import KV_CACHE_AXES, TENSOR_AXIS, ShardingRules, tensor_parallel_mesh
 
 logger = logging.getLogger(__name__)
 
@@ -140,12 +140,20 @@ def split_of(config: EngineConfig, model: ModelConfig) -> TensorParallel:
     Raises:
       ValueError: if the model cannot be split like this.
     """
-    if config.enable_expert_parallel:
+    if not config.enable_expert_parallel:
+        return TensorParallel(model, config.tensor_parallel_size)
+    if model.experts is None:
         raise ValueError(
             f"enable_expert_parallel splits a mixture by experts, but {model.architecture} has no "
             "experts; leave it out."
         )
-    return TensorParallel(model, config.tensor_parallel_size)
+    if config.tensor_parallel_size == 1:
+        raise ValueError(
+            "enable_expert_parallel gives each device some of the experts, but "
+            "tensor_parallel_size=1; raise it, or leave the other out."
+        )
+    rules = ShardingRules(experts=TENSOR_AXIS)
+    return TensorParallel(model, config.tensor_parallel_size, rules)
 
 
 def _place(shape: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
