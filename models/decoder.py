@@ -119,9 +119,7 @@ class DecoderLM(nnx.Module):
         tied = config.tie_word_embeddings
         self.embed = _table(config, dtype=dtype, is_head=tied, rngs=rngs)
         self.layers = nnx.List(
-            DecoderLayer(
-                config, layer, dtype=dtype, attention_backend=attention_backend, rngs=rngs
-            )
+            DecoderLayer(config, layer, dtype=dtype, attention_backend=attention_backend, rngs=rngs)
             for layer in range(config.num_layers)
         )
         self.norm = make_norm(config, dtype)
@@ -133,7 +131,8 @@ class DecoderLM(nnx.Module):
         """Return the hidden states after the final norm, and the updated cache arrays."""
         ropes = [self.config.layer_rope(layer) for layer in range(self.config.num_layers)]
         cos_sin = {
-            rope: rope_cos_sin(batch.positions, rope, self.config.head_dim) for rope in dict.fromkeys(ropes)
+            rope: rope_cos_sin(batch.positions, rope, self.config.head_dim)
+            for rope in dict.fromkeys(ropes)
         }
         x = self.embed(batch.token_ids)
         plans: dict[tuple[int, int | None], AttentionPlan] = {}

@@ -6,7 +6,6 @@ classes, since published checkpoints leave out what equals them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-
 from typing import Any
 
 from paged.models.config_values import optional_float, positive_float, positive_int

@@ -96,6 +96,4 @@ def _head_norm(config: ModelConfig, axes: dict[str, int], dtype: str) -> RMSNorm
         return None
     if config.qk_norm == "head":
         axes = {"head_dim": axes["head_dim"]}
-    return RMSNorm(
-        axes, epsilon=config.rms_norm_eps, dtype=dtype, adds_one=config.norm_adds_one
-    )
+    return RMSNorm(axes, epsilon=config.rms_norm_eps, dtype=dtype, adds_one=config.norm_adds_one)
