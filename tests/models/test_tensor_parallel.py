@@ -17,6 +17,7 @@ from paged.models.config import ModelConfig
 from paged.models.executables import ExecutableStore
 from paged.models.forward import abstract_model, init_random_params, split_head
 from paged.models.layers import Embed
+from paged.models.moe_config import ExpertsConfig
 from paged.models.packing import BatchLayout
 from paged.models.programs import Program
 from paged.models.sharded_programs import ShardedPrograms
@@ -84,6 +85,11 @@ def replace(**changes: Any) -> ModelConfig:
     [
         ({}, 3, "num_q_heads=16 is no multiple of it, .*vocab_size=512 .* that do: 1, 2, 4, 8, 16"),
         ({"intermediate_size": 100}, 8, r"intermediate_size=100 is no multiple.* do: 1, 2, 4\."),
+        (
+            {"experts": ExpertsConfig(6, 2, intermediate_size=36), "intermediate_size": 7},
+            8,
+            r"evenly: intermediate_size of the experts=36 is no multiple of it\. .* do: 1, 2, 4\.",
+        ),
         ({"vocab_size": 500}, 8, r"vocab_size=500 is no multiple of it\. Sizes that do: 1, 2, 4\."),
         ({"num_q_heads": 9, "num_kv_heads": 3}, 2, r"num_kv_heads=3 is neither a multiple nor a"),
         (
@@ -98,6 +104,13 @@ def test_sizes_that_do_not_divide_name_those_that_do(changes, size: int, message
         TensorParallel(replace(**changes), size)
 
 
+def test_experts_that_do_not_divide_are_named():
+    config = replace(experts=ExpertsConfig(6, 2, intermediate_size=36))
+    rules = ShardingRules(experts="tp")
+    with pytest.raises(ValueError, match=r"num_experts=6 is no multiple of it\. .* do: 1, 2\."):
+        TensorParallel(config, 4, rules)
+
+
 def test_rules_that_do_not_cut_into_parts_are_refused():
     rules = ShardingRules(mlp=None)
     with pytest.raises(
@@ -109,12 +122,15 @@ def test_rules_that_do_not_cut_into_parts_are_refused():
 # Parameters
 
 
-def test_each_device_holds_its_share_of_the_parameters():
-    mesh, split = tensor_parallel_mesh(8), TensorParallel(CONFIG, 8)
-    params = init_random_params(
-        CONFIG, dtype="float32", shardings=split.param_shardings(mesh, dtype="float32")
-    )
-    leaves = jax.tree.leaves(params)
+@pytest.fixture(scope="module")
+def params_of_eight() -> nnx.State:
+    """Random parameters of CONFIG on eight devices."""
+    shardings = TensorParallel(CONFIG, 8).param_shardings(tensor_parallel_mesh(8), dtype="float32")
+    return init_random_params(CONFIG, dtype="float32", shardings=shardings)
+
+
+def test_each_device_holds_its_share_of_the_parameters(params_of_eight):
+    leaves = jax.tree.leaves(params_of_eight)
     held = Counter()
     for leaf in leaves:
         for shard in leaf.addressable_shards:
@@ -150,43 +166,67 @@ def test_copies_of_a_kv_head_lie_on_devices_in_a_row():
 # Results
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
-def test_eight_devices_give_the_logits_of_one(quantization: str | None):
-    source, dtype = RandomSource(hf_shapes(CONFIG)), "float32"
-    mesh, split = tensor_parallel_mesh(8), TensorParallel(CONFIG, 8)
-    prompts, chunk_sizes = {0: list(range(20)), 1: list(range(40, 47))}, {0: 6, 1: 3}
-    logits = []
-    for devices in (None, mesh):
-        shardings = None
-        if devices is not None:
-            shardings = split.param_shardings(mesh, dtype=dtype, quantization=quantization)
-        params = load_params(
-            CONFIG,
-            source,
-            dtype=dtype,
-            quantization=quantization,
-            shardings=shardings,
-            progress=False,
-        )
-        model = PagedModel(CONFIG, params, dtype=dtype, quantization=quantization, mesh=devices)
-        logits.append(prefill_in_chunks(model, prompts, chunk_sizes))
-    for i in prompts:
+PROMPTS, CHUNK_SIZES = {0: list(range(20)), 1: list(range(40, 47))}, {0: 6, 1: 3}
+
+
+def check_equal(split: PagedModel, alone: PagedModel) -> None:
+    expected = prefill_in_chunks(alone, PROMPTS, CHUNK_SIZES)
+    found = prefill_in_chunks(split, PROMPTS, CHUNK_SIZES)
+    for i in PROMPTS:
         # The devices' partial sums are added in another order.
-        np.testing.assert_allclose(logits[1][i], logits[0][i], atol=2e-4, rtol=1e-4)
+        np.testing.assert_allclose(found[i], expected[i], atol=2e-4, rtol=1e-4)
 
 
-def test_axis_of_the_mesh_may_have_another_name():
-    axes = {"vocab": "x", "q_heads": "x", "kv_heads": "x", "mlp": "x"}
-    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    rules = ShardingRules(**axes)
-    shardings = TensorParallel(CONFIG, 2, rules).param_shardings(mesh, dtype="float32")
-    params = init_random_params(CONFIG, dtype="float32")
-    alone = PagedModel(CONFIG, params, dtype="float32")
-    split = PagedModel(
-        CONFIG, jax.device_put(params, shardings), dtype="float32", mesh=mesh, rules=rules
+def test_int8_weights_and_a_mesh_axis_of_another_name_give_the_same_logits():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    rules = ShardingRules(vocab="x", q_heads="x", kv_heads="x", mlp="x")
+    source, settings = RandomSource(hf_shapes(CONFIG)), {"dtype": "float32", "quantization": "int8"}
+    shardings = TensorParallel(CONFIG, 8, rules).param_shardings(mesh, **settings)
+    models = []
+    for places, split in ((shardings, {"mesh": mesh, "rules": rules}), (None, {})):
+        params = load_params(CONFIG, source, **settings, shardings=places, progress=False)
+        models.append(PagedModel(CONFIG, params, **settings, **split))
+    check_equal(*models)
+
+
+MIXTURE = ExpertsConfig(
+    num_experts=8,
+    num_experts_per_token=3,
+    intermediate_size=40,
+    router_bias=True,
+    expert_bias=True,
+    dense_layers=(0,),
+)
+
+
+@pytest.fixture(scope="module")
+def mixture() -> tuple[ModelConfig, nnx.State, PagedModel]:
+    """A dense layer and one of experts, with biases that are not zero."""
+    config = replace(experts=MIXTURE)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda leaf: leaf + rng.normal(0, 0.1, leaf.shape).astype(np.float32),
+        init_random_params(config, dtype="float32"),
     )
-    expected = alone.logits({0: range(20)})[0]
-    np.testing.assert_allclose(split.logits({0: range(20)})[0], expected, atol=2e-4, rtol=1e-4)
+    return config, params, PagedModel(config, params, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("rules", "shape"),
+    [
+        (ShardingRules(), (8, 40 // 4, 64)),  # a part of each expert
+        (ShardingRules(experts="tp"), (8 // 4, 40, 64)),  # some experts
+    ],
+)
+def test_experts_are_split_along_their_features_or_one_from_another(mixture, rules, shape):
+    config, params, alone = mixture
+    mesh = tensor_parallel_mesh(4)
+    shardings = TensorParallel(config, 4, rules).param_shardings(mesh, dtype="float32")
+    placed = jax.device_put(params, shardings)
+    up_proj = placed["layers"][1]["mlp"]["experts"]["up_proj"]["weight"][...]
+    assert {shard.data.shape for shard in up_proj.addressable_shards} == {shape}
+    alone.num_computed = [0] * len(alone.num_computed)
+    check_equal(PagedModel(config, placed, dtype="float32", mesh=mesh, rules=rules), alone)
 
 
 def split_table(table: np.ndarray, function: Any, argument: Array) -> Array:
@@ -231,11 +271,10 @@ def collectives(program: Any) -> dict[str, int]:
     return dict(Counter(re.findall(rf" ({names})(?:-start)?\(", program.as_text())))
 
 
-def test_programs_tell_each_other_no_more_than_they_must():
+def test_programs_tell_each_other_no_more_than_they_must(params_of_eight):
     mesh, split = tensor_parallel_mesh(8), TensorParallel(CONFIG, 8)
     graphdef, _ = abstract_model(split.part, dtype="float32", split_by=split.rules)
-    shardings = split.param_shardings(mesh, dtype="float32")
-    params = init_random_params(CONFIG, dtype="float32", shardings=shardings)
+    params = params_of_eight
     spec = KVCacheSpec(2, CONFIG.num_kv_heads, CONFIG.head_dim, BLOCK_SIZE, "float32")
     cache = allocate_kv_cache(spec, NUM_BLOCKS, split.rules.named_sharding(mesh, KV_CACHE_AXES))
     store = ShardedPrograms(mesh, ExecutableStore(None))
