@@ -111,7 +111,7 @@ class ModelConfig:
           UnsupportedModelError: if the model needs what this engine does not implement.
         """
         architecture = _architecture(config)
-        _refuse_quantized(config)
+        _refuse_quantized(config, architecture)
         num_layers = positive_int(config, "num_hidden_layers")
         hidden_size = positive_int(config, "hidden_size")
         num_q_heads = positive_int(config, "num_attention_heads")
@@ -176,16 +176,19 @@ def _architecture(config: Mapping[str, Any]) -> str:
     for name in names:
         if name in SUPPORTED_ARCHITECTURES:
             return str(name)
+    reason = next((f": {why}" for name, why in NOT_IMPLEMENTED.items() if name in names), "")
     raise UnsupportedModelError(
-        f"architecture {', '.join(map(str, names))} is not implemented; "
+        f"architecture {', '.join(map(str, names))} is not implemented{reason}; "
         f"supported: {', '.join(SUPPORTED_ARCHITECTURES)}."
     )
 
 
-def _refuse_quantized(config: Mapping[str, Any]) -> None:
+def _refuse_quantized(config: Mapping[str, Any], architecture: str) -> None:
     quantization = config.get("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method", "?") if isinstance(quantization, Mapping) else "?"
+        if method == "mxfp4" and architecture == "GptOssForCausalLM":
+            return  # of the experts alone: ExpertsConfig.is_mxfp4
         raise UnsupportedModelError(
             f"quantization_config (quant_method={method!r}) is not implemented; "
             "use the unquantized checkpoint."

@@ -10,6 +10,7 @@ from typing import Any
 
 from paged.models.config_values import optional_float, positive_float, positive_int
 from paged.models.errors import CheckpointError, UnsupportedModelError
+from paged.models.moe_config import read_experts, read_gpt_oss_experts, read_qwen3_experts
 from paged.models.rope_config import RopeConfig, read_rope
 
 type Config = Mapping[str, Any]
@@ -108,17 +109,61 @@ def _granite(config: Config, num_layers: int) -> dict[str, Any]:
     }
 
 
+def _mixtral(config: Config, num_layers: int) -> dict[str, Any]:
+    windows = _full(config, num_layers)
+    if config.get("sliding_window") is not None:  # unlike Mistral's, absent is none
+        window = positive_int(config, "sliding_window")
+        windows = windows_by_layer(config, window, [SLIDING] * num_layers)
+    return {"experts": read_experts(config), "layer_windows": windows}
+
+
+def _qwen3_moe(config: Config, num_layers: int) -> dict[str, Any]:
+    return {**_qwen3(config, num_layers), "experts": read_qwen3_experts(config, num_layers)}
+
+
+def _gpt_oss(config: Config, num_layers: int) -> dict[str, Any]:
+    window = positive_int(config, "sliding_window", default=128)
+    kinds = [FULL if layer % 2 else SLIDING for layer in range(num_layers)]
+    has_bias = bool(config.get("attention_bias", True))
+    return {
+        "attention_bias": has_bias,
+        "attention_output_bias": has_bias,
+        "attention_sinks": True,
+        "experts": read_gpt_oss_experts(config),
+        "layer_windows": windows_by_layer(config, window, kinds),
+    }
+
+
 FAMILIES: dict[str, Callable[[Config, int], dict[str, Any]]] = {
     "Gemma2ForCausalLM": _gemma2,
     "Gemma3ForCausalLM": _gemma3,
+    "GptOssForCausalLM": _gpt_oss,
     "GraniteForCausalLM": _granite,
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
+    "MixtralForCausalLM": _mixtral,
     "Olmo2ForCausalLM": _olmo2,
     "Phi3ForCausalLM": _phi3,
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
+    "Qwen3MoeForCausalLM": _qwen3_moe,
 }
+
+_LATENT = (
+    "its latent attention keeps one vector for keys and values together, which the KV cache cannot "
+    "hold (docs/decisions/0033)"
+)
+_SHARED = "it has shared experts beside those that are routed to"
+NOT_IMPLEMENTED = {
+    "DeepseekV2ForCausalLM": _LATENT,
+    "DeepseekV3ForCausalLM": _LATENT,
+    "DeepseekV32ForCausalLM": _LATENT,
+    "KimiK2ForCausalLM": _LATENT,
+    "Qwen2MoeForCausalLM": _SHARED,
+    "Qwen3NextForCausalLM": "it has linear attention and shared experts",
+    "Glm4MoeForCausalLM": _SHARED,
+}
+"""Well-known architectures that there are not, and why."""
 
 
 def _attention_biases(config: Config) -> dict[str, bool]:

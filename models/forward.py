@@ -153,7 +153,7 @@ def split_layers(model: DecoderLM, rules: ShardingRules) -> None:
             module.mean_axis = next(filter(None, rules.partition_spec(axes)), None)
         elif isinstance(module, Experts):
             axes = values_of(module.down_proj.weight).get_metadata("out_sharding")
-            module.expert_axis, _, module.down_proj.sum_axis = rules.partition_spec(axes)
+            module.expert_axis, _, module.down_proj.sum_axis, *_ = rules.partition_spec(axes)
             module.sum_axis = module.expert_axis or module.down_proj.sum_axis
 
 

@@ -1,6 +1,6 @@
 """`MLP`, and `make_mlp`, which decides what a layer has after its attention."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -11,6 +11,7 @@ from paged.models.layers import Linear, project_gated
 from paged.models.moe import SparseMLP
 
 
+@runtime_checkable
 class FeedForward(Protocol):
     """What `make_mlp` returns: a module that works on each token by itself."""
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from paged.models.branch import Branch
 from paged.models.expert_groups import map_groups, sort_pairs
 from paged.models.moe_config import ExpertsConfig
+from paged.models.mxfp4_weight import Mxfp4Weight
 from paged.models.parameters import parameter, random_weight
 from paged.models.stored_weight import StoredWeight, multiply
 
@@ -57,7 +58,7 @@ class ExpertLinear(nnx.Module):
 
     Args:
       axes: name and size of each axis of the weight: experts, outputs, inputs.
-      has_bias: whether they have biases.
+      config: whether they have biases, and how the weights are stored.
       dtype: element type of the parameters.
       rngs: source of the initial values.
 
@@ -66,13 +67,18 @@ class ExpertLinear(nnx.Module):
         the first device's have the bias. None: all inputs are here.
     """
 
-    def __init__(self, axes: dict[str, int], *, has_bias: bool, dtype: str, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, axes: dict[str, int], config: ExpertsConfig, *, dtype: str, rngs: nnx.Rngs
+    ) -> None:
         self.sum_axis: str | None = None
         self.output_shape = tuple(axes.values())[:2]
-        self.weight: StoredWeight = random_weight(axes, dtype=dtype, rngs=rngs)
-        bias_axes = tuple(axes)[:2]
+        self.weight: StoredWeight
+        if config.is_mxfp4:
+            self.weight = Mxfp4Weight(axes, rngs=rngs)
+        else:
+            self.weight = random_weight(axes, dtype=dtype, rngs=rngs)
         bias = jnp.zeros(self.output_shape, dtype)
-        self.bias = parameter(bias, bias_axes) if has_bias else None
+        self.bias = parameter(bias, tuple(axes)[:2]) if config.expert_bias else None
 
     def of_expert(
         self, expert: Int[Array, ""], x: Float[Array, "n num_inputs"]
@@ -108,8 +114,7 @@ class Experts(nnx.Module):
         mlp, embed = {"mlp": config.intermediate_size}, {"embed": hidden_size}
 
         def project(out: dict[str, int], into: dict[str, int]) -> ExpertLinear:
-            axes, has_bias = experts | out | into, config.expert_bias
-            return ExpertLinear(axes, has_bias=has_bias, dtype=dtype, rngs=rngs)
+            return ExpertLinear(experts | out | into, config, dtype=dtype, rngs=rngs)
 
         self.gate_proj = project(mlp, embed)
         self.up_proj = project(mlp, embed)

@@ -2,8 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paged.models.decoder import DecoderLM
+from paged.models.expert_source import arrange_gpt_oss, stack_experts
+
+if TYPE_CHECKING:
+    from paged.models.weights import TensorSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +39,14 @@ class Architecture:
       weight_rules: one row per parameter that some config of this architecture has.
       models: what is published under this name, for people.
       notes: what sets it apart, for people.
+      arrange: makes of a checkpoint's tensors those that the rules name; None: they do already.
     """
 
     build: Callable[..., DecoderLM]
     weight_rules: tuple[WeightRule, ...]
     models: str
     notes: str
+    arrange: "Callable[[TensorSource], TensorSource] | None" = None
 
 
 _ATTENTION, _MLP = "model.layers.*.self_attn", "model.layers.*.mlp"
@@ -113,6 +120,44 @@ _GEMMA3 = (*_GEMMA2, *_HEAD_NORM_RULES)
 _PHI3 = (*_TOP, *_NORMS_BEFORE, *_FUSED_ATTENTION_RULES, *_FUSED_MLP_RULES)
 _OLMO2 = (*_TOP, *_NORMS_AFTER, *_ATTENTION_RULES, *_ALL_HEADS_NORM_RULES, *_MLP_RULES)
 
+_EXPERTS, _SPARSE = "layers.*.mlp.experts", "model.layers.*.block_sparse_moe"
+_MIXTRAL_MLP_RULES = (
+    WeightRule("layers.*.mlp.router.weight", f"{_SPARSE}.gate.weight"),
+    WeightRule(f"{_EXPERTS}.gate_proj.weight", f"{_SPARSE}.experts.w1.weight"),
+    WeightRule(f"{_EXPERTS}.up_proj.weight", f"{_SPARSE}.experts.w3.weight"),
+    WeightRule(f"{_EXPERTS}.down_proj.weight", f"{_SPARSE}.experts.w2.weight"),
+)
+_QWEN3_EXPERT_RULES = (
+    WeightRule("layers.*.mlp.router.weight", f"{_MLP}.gate.weight"),
+    WeightRule(f"{_EXPERTS}.gate_proj.weight", f"{_MLP}.experts.gate_proj.weight"),
+    WeightRule(f"{_EXPERTS}.up_proj.weight", f"{_MLP}.experts.up_proj.weight"),
+    WeightRule(f"{_EXPERTS}.down_proj.weight", f"{_MLP}.experts.down_proj.weight"),
+)
+
+
+def _gpt_oss_experts(layer: str, tensor: str, part: str = "") -> tuple[WeightRule, ...]:
+    """Return rules for one linear layer of gpt-oss' experts, plain and in MXFP4."""
+    path, name = f"{_EXPERTS}.{layer}", f"{_MLP}.experts.{tensor}"
+    return (
+        WeightRule(f"{path}.weight", f"{name}{part}"),
+        WeightRule(f"{path}.weight.values", f"{name}_blocks{part}"),
+        WeightRule(f"{path}.weight.scales", f"{name}_scales{part}"),
+        WeightRule(f"{path}.bias", f"{name}_bias{part}"),
+    )
+
+
+_GPT_OSS_MLP_RULES = (
+    WeightRule("layers.*.mlp.router.weight", f"{_MLP}.router.weight"),
+    WeightRule("layers.*.mlp.router.bias", f"{_MLP}.router.bias"),
+    *_gpt_oss_experts("gate_proj", "gate_up_proj", ":gate"),
+    *_gpt_oss_experts("up_proj", "gate_up_proj", ":up"),
+    *_gpt_oss_experts("down_proj", "down_proj"),
+)
+_SINK_RULES = (WeightRule("layers.*.attention.sinks", f"{_ATTENTION}.sinks"),)
+_MIXTRAL = (*_TOP, *_NORMS_BEFORE, *_ATTENTION_RULES, *_MIXTRAL_MLP_RULES)
+_QWEN3_MOE = (*_QWEN3, *_QWEN3_EXPERT_RULES)
+_GPT_OSS = (*_TOP, *_NORMS_BEFORE, *_ATTENTION_RULES, *_SINK_RULES, *_GPT_OSS_MLP_RULES)
+
 ARCHITECTURES: dict[str, Architecture] = {
     "Gemma2ForCausalLM": Architecture(
         DecoderLM,
@@ -125,6 +170,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         _GEMMA3,
         "Gemma 3 (text)",
         "q and k norms, windows in five of six layers, two rotary embeddings",
+    ),
+    "GptOssForCausalLM": Architecture(
+        DecoderLM,
+        _GPT_OSS,
+        "gpt-oss",
+        "experts (MXFP4 stays packed), attention sinks, a window in every other layer",
+        arrange_gpt_oss,
     ),
     "GraniteForCausalLM": Architecture(
         DecoderLM,
@@ -141,6 +193,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MistralForCausalLM": Architecture(
         DecoderLM, _LLAMA, "Mistral", "a window in every layer, or none"
     ),
+    "MixtralForCausalLM": Architecture(DecoderLM, _MIXTRAL, "Mixtral", "experts", stack_experts),
     "Olmo2ForCausalLM": Architecture(
         DecoderLM, _OLMO2, "OLMo 2", "norms after each block, q and k norms over all heads"
     ),
@@ -155,5 +208,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "Qwen3ForCausalLM": Architecture(
         DecoderLM, _QWEN3, "Qwen3 (dense)", "q and k norms, head size of its own"
+    ),
+    "Qwen3MoeForCausalLM": Architecture(
+        DecoderLM,
+        _QWEN3_MOE,
+        "Qwen3 (experts)",
+        "experts, dense layers among them, q and k norms",
+        stack_experts,
     ),
 }

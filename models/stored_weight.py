@@ -5,7 +5,7 @@ of another format, a module with parameters of its own. Either may be packed for
 kernels (`paged.models.linear_packing`); it has four axes then, as no other weight has.
 """
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +24,10 @@ class QuantizedWeight(Protocol):
     """
 
     values: nnx.Param[Array]
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether the native kernels multiply it."""
 
     def multiply(self, x: Array, num_outputs: int) -> Array:
         """Return the float32 product `[num_rows, num_outputs]` of x `[num_rows, K]`, by XLA."""
@@ -47,6 +51,8 @@ class Int8Weight(nnx.Module):
       weight: the parameter to quantise.
       num_output_axes: how many of its axes, the first, are outputs.
     """
+
+    can_pack: ClassVar[bool] = True
 
     def __init__(self, weight: nnx.Param[Array], num_output_axes: int) -> None:
         axes = weight.get_metadata("out_sharding")
@@ -125,6 +131,11 @@ def packed_weight(weight: StoredWeight, num_outputs: int) -> PackedWeight | None
 def values_of(weight: StoredWeight) -> nnx.Param[Array]:
     """Return the parameter that holds the weight's elements, and that is packed."""
     return weight if isinstance(weight, nnx.Param) else weight.values
+
+
+def can_pack(weight: StoredWeight) -> bool:
+    """Return whether the native kernels multiply a weight."""
+    return isinstance(weight, nnx.Param) or weight.can_pack
 
 
 def _rows(values: Array, rows: Array, num_inputs: int) -> Array:

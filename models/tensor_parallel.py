@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from paged.models.config import ModelConfig
 from paged.models.forward import abstract_model, param_shardings
 from paged.models.moe_config import ExpertsConfig
+from paged.models.mxfp4_weight import GROUP_SIZE
 from paged.sharding import ShardingRules
 
 
@@ -83,7 +84,10 @@ class TensorParallel:
         if experts is None or experts.dense_layers:
             shared["intermediate_size"] = config.intermediate_size
         if experts is not None and self.rules.experts is None:
-            shared["intermediate_size of the experts"] = experts.intermediate_size
+            # MXFP4 has a scale for each group of features, which stays together.
+            unit = f" / {GROUP_SIZE}" if experts.is_mxfp4 else ""
+            num_units = experts.intermediate_size // (GROUP_SIZE if experts.is_mxfp4 else 1)
+            shared[f"intermediate_size of the experts{unit}"] = num_units
         elif experts is not None:
             shared["num_experts"] = experts.num_experts
         reasons = [f"{name}={n} is no multiple of it" for name, n in shared.items() if n % size]

@@ -33,6 +33,7 @@ _SAFETENSORS_DTYPES = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+    "U8": np.dtype(np.uint8),
 }
 # Buffers that old checkpoints store and that follow from the config.
 _IGNORED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
@@ -86,7 +87,7 @@ class SafetensorsSource:
         """Return a read-only view of one tensor; bytes are read from the file when touched.
 
         Raises:
-          CheckpointError: if its element type is not F32, F16 or BF16.
+          CheckpointError: if its element type is not F32, F16, BF16 or U8.
         """
         entry = self._entries[name]
         dtype = _SAFETENSORS_DTYPES.get(entry.dtype)
@@ -144,6 +145,9 @@ def load_params(
     Raises:
       CheckpointError: if tensors are missing, unexpected or of another shape; it lists them all.
     """
+    arrange = ARCHITECTURES[config.architecture].arrange
+    if arrange is not None:
+        source = arrange(source)
     _, abstract = abstract_model(config, dtype=dtype)
     tensors = _match_tensors(config, abstract, source)
     stored = dataclasses.replace(config, num_kv_heads=kv_head_copies * config.num_kv_heads)

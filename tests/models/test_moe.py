@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from paged.models.branch import Branch
 from paged.models.expert_groups import map_groups, sort_pairs
 from paged.models.layers import RMSNorm
 from paged.models.moe import SparseMLP
@@ -72,11 +73,11 @@ def reference(layer: SparseMLP, config: ExpertsConfig, x: np.ndarray) -> np.ndar
 
 
 def run(layer: SparseMLP, x: np.ndarray, num_rows: int) -> np.ndarray:
-    norm = RMSNorm(HIDDEN, epsilon=1e-6, dtype=str(x.dtype))
+    branch = Branch(RMSNorm({"embed": HIDDEN}, epsilon=1e-6, dtype=str(x.dtype)))
 
     @jax.jit
     def call(layer: SparseMLP, x: jax.Array, num_rows: jax.Array) -> jax.Array:
-        return layer(x, norm, num_rows)
+        return layer(x, branch, num_rows)
 
     return np.asarray(call(layer, jnp.asarray(x), jnp.array([num_rows], jnp.int32)))
 

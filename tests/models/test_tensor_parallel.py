@@ -86,6 +86,11 @@ def replace(**changes: Any) -> ModelConfig:
         ({}, 3, "num_q_heads=16 is no multiple of it, .*vocab_size=512 .* that do: 1, 2, 4, 8, 16"),
         ({"intermediate_size": 100}, 8, r"intermediate_size=100 is no multiple.* do: 1, 2, 4\."),
         (
+            {"experts": ExpertsConfig(8, 2, intermediate_size=96, is_mxfp4=True)},
+            2,
+            r"evenly: intermediate_size of the experts / 32=3 is no multiple of it\. .* do: 1\.",
+        ),
+        (
             {"experts": ExpertsConfig(6, 2, intermediate_size=36), "intermediate_size": 7},
             8,
             r"evenly: intermediate_size of the experts=36 is no multiple of it\. .* do: 1, 2, 4\.",
