@@ -11,8 +11,10 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import export
 
 from paged.kv_cache import KVCache
+from paged.models.artifact import Artifact
 from paged.models.config import ModelConfig
 from paged.models.forward import abstract_model, split_head
 from paged.models.packing import BatchLayout
@@ -234,3 +236,21 @@ def test_artifact_for_an_absent_gpu_needs_no_triton(small_model, tmp_path):
     assert result["copied"] < 2**20
     # Steps of 8 and 64 tokens; greedy and sampler of 8 rows.
     assert result["programs"] == len(list(tmp_path.glob("*.stablehlo"))) == 4
+
+
+def test_artifact_for_several_gpus_is_exported_for_all_of_them(small_model, tmp_path):
+    config = EngineConfig(
+        dtype="bfloat16",
+        max_model_len=512,
+        max_num_seqs=8,
+        max_num_batched_tokens=8,
+        tensor_parallel_size=2,
+        compilation_cache_dir=None,
+    )
+    compile_artifact(str(small_model), config, tmp_path, gpu="h200", progress=False)
+    artifact = Artifact.open(tmp_path)
+    assert artifact.settings["tensor_parallel_size"] == 2
+    # Each GPU has a copy of the one kv head: as many blocks as with one GPU, but for the weights.
+    assert artifact.settings["num_gpu_blocks_override"] * 8192 > 0.9 * 0.75 * 150.1e9
+    exported = [export.deserialize(bytearray(artifact.read(name))) for name in artifact.programs]
+    assert [program.nr_devices for program in exported] == [2, 2, 2]
