@@ -8,16 +8,14 @@ import numpy as np
 
 from paged.models.config import ModelConfig
 from paged.models.errors import CheckpointError, UnsupportedModelError
+from paged.models.gguf_families import GGUF_FAMILIES, GGUFFamily
 from paged.models.gguf_file import GGUFFile
+from paged.models.gguf_keys import Keys
 
-ROPE_FACTORS = "rope_freqs.weight"
-"""Tensor of factors on the rotary frequencies: configuration, not a weight."""
-
-# `general.architecture` -> what Hugging Face calls it.
-_ARCHITECTURES = {
-    "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
-    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
-}
+_LLAMA3_FACTORS = "rope_freqs.weight"
+_SHORT_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+ROPE_FACTORS = (_LLAMA3_FACTORS, _SHORT_FACTORS, _LONG_FACTORS)
+"""Tensors of factors on the rotary frequencies: configuration, not weights."""
 
 # Constants of every published checkpoint with "llama3" scaling, and candidates for the length of
 # the original context (8192 in Llama 3): GGUF stores only the factors that follow from them.
@@ -57,28 +55,25 @@ def gguf_hf_config(file: GGUFFile) -> dict[str, Any]:
       CheckpointError: if the metadata lacks a key.
     """
     architecture = file.metadata.get("general.architecture")
-    if architecture not in _ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"{file.path}: GGUF architecture {architecture!r} is not supported; "
-            f"supported: {', '.join(_ARCHITECTURES)}."
-        )
-    keys = _Keys(file, architecture)
+    family = gguf_family(file)
+    keys = Keys(file, str(architecture))
     for key, neutral in _NEUTRAL.items():
-        if (value := keys.get(key, neutral)) != neutral:
+        if key not in family.extra_keys and (value := keys.get(key, neutral)) != neutral:
             raise UnsupportedModelError(
                 f"{file.path}: {architecture}.{key}={value} is not supported (only {neutral})."
             )
     hidden_size, num_heads = keys.count("embedding_length"), keys.count("attention.head_count")
     head_dim = keys.get("attention.key_length", hidden_size // num_heads)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if (value := keys.get(key, head_dim)) != head_dim:
-            raise UnsupportedModelError(
-                f"{file.path}: {architecture}.{key}={value} is not supported where the head "
-                f"size is {head_dim}."
-            )
+    if (value := keys.get("attention.value_length", head_dim)) != head_dim:
+        raise UnsupportedModelError(
+            f"{file.path}: {architecture}.attention.value_length={value} is not supported where "
+            f"the head size is {head_dim}."
+        )
+    rotary_dim = keys.get("rope.dimension_count", head_dim)
     eos_token_ids = gguf_eos_token_ids(file.metadata)
-    return {
-        **_ARCHITECTURES[architecture],
+    config = {
+        "architectures": [family.architecture],
+        "model_type": architecture,
         "vocab_size": _num_embeddings(file),
         "hidden_size": hidden_size,
         "intermediate_size": keys.count("feed_forward_length"),
@@ -89,7 +84,8 @@ def gguf_hf_config(file: GGUFFile) -> dict[str, Any]:
         "max_position_embeddings": keys.count("context_length"),
         "rms_norm_eps": keys["attention.layer_norm_rms_epsilon"],
         "rope_theta": keys.get("rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(file, keys, head_dim),
+        "rope_scaling": _rope_scaling(file, keys, rotary_dim),
+        "partial_rotary_factor": rotary_dim / head_dim,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
@@ -98,49 +94,24 @@ def gguf_hf_config(file: GGUFFile) -> dict[str, Any]:
         "eos_token_id": list(eos_token_ids) or None,
         "torch_dtype": "bfloat16",
     }
+    return config | family.read(keys, config)
+
+
+def gguf_family(file: GGUFFile) -> GGUFFamily:
+    """Return what a file's architecture is; raises `UnsupportedModelError` if it is unknown."""
+    architecture = file.metadata.get("general.architecture")
+    if architecture not in GGUF_FAMILIES:
+        raise UnsupportedModelError(
+            f"{file.path}: GGUF architecture {architecture!r} is not supported; "
+            f"supported: {', '.join(GGUF_FAMILIES)}."
+        )
+    return GGUF_FAMILIES[architecture]
 
 
 def gguf_eos_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the ids that end a text or a turn, the tokenizer's own first."""
     keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
     return tuple(dict.fromkeys(metadata[key] for key in keys if key in metadata))
-
-
-class _Keys:
-    """Metadata under the architecture's prefix; per-layer lists must repeat one value."""
-
-    def __init__(self, file: GGUFFile, architecture: str) -> None:
-        self._file = file
-        self._architecture = architecture
-
-    def __getitem__(self, key: str) -> Any:
-        if (value := self.get(key)) is None:
-            raise CheckpointError(
-                f"{self._file.path}: its metadata lacks {self._architecture}.{key}; "
-                "convert the checkpoint again or pass another file."
-            )
-        return value
-
-    def count(self, key: str) -> int:
-        value = self[key]
-        if not isinstance(value, int) or value < 1:
-            raise CheckpointError(
-                f"{self._file.path}: {self._architecture}.{key}={value!r} must be a positive "
-                "integer; the file is damaged, fetch it again."
-            )
-        return value
-
-    def get(self, key: str, default: Any = None) -> Any:
-        name = f"{self._architecture}.{key}"
-        value = self._file.metadata.get(name, default)
-        if isinstance(value, list):
-            if len(set(value)) != 1:
-                raise UnsupportedModelError(
-                    f"{self._file.path}: {name} differs from layer to layer, which is not "
-                    "supported."
-                )
-            return value[0]
-        return value
 
 
 def _num_embeddings(file: GGUFFile) -> int:
@@ -153,10 +124,18 @@ def _num_embeddings(file: GGUFFile) -> int:
     return embedding.shape[0]
 
 
-def _rope_scaling(file: GGUFFile, keys: _Keys, head_dim: int) -> dict[str, Any] | None:
-    if (factors := file.tensors.get(ROPE_FACTORS)) is not None:
-        values = factors.data.view(np.float32).ravel()
-        return _llama3_scaling(file, values, keys.get("rope.freq_base", 10000.0), head_dim)
+def _rope_scaling(file: GGUFFile, keys: Keys, rotary_dim: int) -> dict[str, Any] | None:
+    if (values := _factors(file, _LLAMA3_FACTORS)) is not None:
+        return _llama3_scaling(file, values, keys.get("rope.freq_base", 10000.0), rotary_dim)
+    short, long = _factors(file, _SHORT_FACTORS), _factors(file, _LONG_FACTORS)
+    if short is not None and long is not None:
+        return {
+            "rope_type": "longrope",
+            "short_factor": short.tolist(),
+            "long_factor": long.tolist(),
+            "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
+            "attention_factor": keys.get("rope.scaling.attn_factor"),
+        }
     kind = keys.get("rope.scaling.type", "none")
     if kind == "none":
         return None
@@ -174,6 +153,11 @@ def _rope_scaling(file: GGUFFile, keys: _Keys, head_dim: int) -> dict[str, Any] 
         f"{file.path}: rope scaling {kind!r} is not supported; supported: none, linear, yarn, and "
         "the frequency factors of Llama 3.1 and later."
     )
+
+
+def _factors(file: GGUFFile, name: str) -> np.ndarray | None:
+    tensor = file.tensors.get(name)
+    return None if tensor is None else tensor.data.view(np.float32).ravel()
 
 
 def _llama3_scaling(
@@ -195,7 +179,7 @@ def _llama3_scaling(
         if factors.shape == expected.shape and np.allclose(factors, expected, rtol=1e-4):
             return scaling
     raise UnsupportedModelError(
-        f"{file.path}: the factors in {ROPE_FACTORS!r} are not those of Llama 3.1 and later; "
+        f"{file.path}: the factors in {_LLAMA3_FACTORS!r} are not those of Llama 3.1 and later; "
         "pass the checkpoint as a Hugging Face directory."
     )
 

@@ -13,7 +13,8 @@ import ml_dtypes
 import numpy as np
 
 from paged.models.errors import CheckpointError
-from paged.models.gguf_config import ROPE_FACTORS, gguf_hf_config
+from paged.models.gguf_config import ROPE_FACTORS, gguf_family, gguf_hf_config
+from paged.models.gguf_families import GGUFFamily
 from paged.models.gguf_file import GGUFFile, GGUFTensor
 
 # Values dequantised at once: bounds the float32 copy to 16 MB.
@@ -26,17 +27,6 @@ _TOP = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
-}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
 }
 
 
@@ -54,15 +44,16 @@ class GGUFSource:
     def __init__(self, file: GGUFFile | str | Path) -> None:
         self._file = file if isinstance(file, GGUFFile) else GGUFFile(file)
         config = gguf_hf_config(self._file)
+        self._family = family = gguf_family(self._file)
         # The projections whose rows llama.cpp reorders, and their numbers of heads.
         self._num_heads: dict[str, int] = {}
-        if config["model_type"] == "llama":
+        if family.pairs_rows:
             self._num_heads["attn_q"] = config["num_attention_heads"]
             self._num_heads["attn_k"] = config["num_key_value_heads"]
         self._tensors = {
-            hf_tensor_name(name): tensor
+            hf_tensor_name(name, family): tensor
             for name, tensor in self._file.tensors.items()
-            if name != ROPE_FACTORS
+            if name not in ROPE_FACTORS
         }
 
     def names(self) -> list[str]:
@@ -88,8 +79,9 @@ class GGUFSource:
         if (num_heads := self._num_heads.get(_base(tensor.name))) is not None:
             rows = _halves_from_pairs(rows.reshape(tensor.shape[0], -1), num_heads)
             rows = rows.reshape(tensor.data.shape)
+        offset = -1 if self._family.adds_one and tensor.name.endswith("norm.weight") else 0
         try:
-            return _dequantize(rows, tensor)
+            return _dequantize(rows, tensor, offset)
         except NotImplementedError:
             raise CheckpointError(
                 f"{self._file.path}: tensor {tensor.name!r} has type {tensor.kind.name}, which "
@@ -97,15 +89,16 @@ class GGUFSource:
             ) from None
 
 
-def hf_tensor_name(name: str) -> str:
+def hf_tensor_name(name: str, family: GGUFFamily) -> str:
     """Return the Hugging Face name of a GGUF tensor, or the name itself if it has none.
 
-    >>> hf_tensor_name("blk.3.attn_q.weight")
+    >>> hf_tensor_name("blk.3.attn_q.weight", GGUF_FAMILIES["llama"])
     'model.layers.3.self_attn.q_proj.weight'
     """
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
         layer, base, suffix = match.groups()
-        return f"model.layers.{layer}.{_LAYER[base]}.{suffix}" if base in _LAYER else name
+        in_layer = family.layer_tensors.get(base)
+        return name if in_layer is None else f"model.layers.{layer}.{in_layer}.{suffix}"
     base, _, suffix = name.partition(".")
     return f"{_TOP[base]}.{suffix}" if base in _TOP else name
 
@@ -126,9 +119,12 @@ def _halves_from_pairs(rows: np.ndarray, num_heads: int) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(num_rows, row_bytes)
 
 
-def _dequantize(rows: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
-    """Return the values of quantised `rows` (uint8 `[num_rows, row_bytes]`) as bfloat16."""
-    if tensor.kind is gguf.GGMLQuantizationType.BF16:
+def _dequantize(rows: np.ndarray, tensor: GGUFTensor, offset: int) -> np.ndarray:
+    """Return the values of quantised `rows` (uint8 `[num_rows, row_bytes]`) as bfloat16.
+
+    `offset` is added to them before they are rounded.
+    """
+    if not offset and tensor.kind is gguf.GGMLQuantizationType.BF16:
         stored: np.ndarray = rows.view(ml_dtypes.bfloat16)
         return stored.reshape(tensor.shape)
     row_values = tensor.shape[-1]
@@ -138,5 +134,6 @@ def _dequantize(rows: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
         part = rows[start : start + step]
         joined = math.gcd(len(part), _JOINED_ROWS)
         values = gguf.dequantize(part.reshape(len(part) // joined, -1), tensor.kind)
-        out[start : start + step] = values.reshape(len(part), row_values)
+        values = values.reshape(len(part), row_values)
+        out[start : start + step] = values + offset if offset else values
     return out.reshape(tensor.shape)

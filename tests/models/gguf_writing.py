@@ -34,18 +34,21 @@ def write_gguf(
 
 
 def convert_to_gguf(directory: Path, tokenizer_directory: Path, path: Path, **changes: Any) -> Path:
-    """Convert a llama or qwen2 checkpoint.
+    """Convert a checkpoint of any family.
 
     `changes` are metadata keys with "__" for "."; None removes one.
     """
     config = json.loads((directory / "config_classic.json").read_text())
-    architecture = config["model_type"]
-    metadata = model_metadata(config) | byte_vocab_metadata(tokenizer_directory)
+    # The converter makes no difference between Llama and Mistral.
+    architecture = {"gemma3_text": "gemma3", "mistral": "llama"}.get(
+        config["model_type"], config["model_type"]
+    )
+    metadata = model_metadata(config, architecture) | byte_vocab_metadata(tokenizer_directory)
     for key, value in changes.items():
         metadata[key.replace("__", ".")] = value
     metadata = {key: value for key, value in metadata.items() if value is not None}
     heads = {}
-    if architecture == "llama":
+    if architecture in ("llama", "granite"):
         heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
     tensors = {}
     for name, values in load_file(directory / "model.safetensors").items():
@@ -53,14 +56,21 @@ def convert_to_gguf(directory: Path, tokenizer_directory: Path, path: Path, **ch
         for projection, num_heads in heads.items():
             if f"{projection}_proj" in name:
                 values = permute(values, num_heads)
-        tensors[gguf_name(name)] = (values, Kind.F32 if values.ndim == 1 else Kind.BF16)
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + 1  # so in `Gemma2Model.modify_tensors`
+        kind = Kind.F32 if values.ndim == 1 else Kind.BF16
+        tensors[gguf_name(name, architecture)] = (values, kind)
     scaling = config["rope_scaling"] or {}
     if scaling.get("rope_type") == "llama3":
         tensors["rope_freqs.weight"] = (llama3_factors(config), Kind.F32)
+    if scaling.get("rope_type") == "longrope":
+        for length in ("long", "short"):
+            factors = np.array(scaling[f"{length}_factor"], np.float32)
+            tensors[f"rope_factors_{length}.weight"] = (factors, Kind.F32)
     return write_gguf(path, metadata, tensors, architecture)
 
 
-def model_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
+def model_metadata(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
     values = {
         "block_count": config["num_hidden_layers"],
@@ -73,15 +83,47 @@ def model_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "rope.freq_base": config["rope_theta"],
-        "rope.dimension_count": head_dim,
+        "rope.dimension_count": int(head_dim * config.get("partial_rotary_factor", 1.0)),
     }
+    for key, hf_key in _EXTRA_KEYS.get(architecture, {}).items():
+        if config.get(hf_key) is not None:
+            values[key] = config[hf_key]
+    if architecture.startswith("gemma"):
+        # The converter leaves it out: only the largest models have a scale of their own.
+        values["attention.scale"] = config["query_pre_attn_scalar"] ** -0.5
     scaling = config["rope_scaling"] or {}
+    if scaling.get("rope_type") == "linear":
+        values["rope.scaling.type"] = "linear"
+        values["rope.scaling.factor"] = scaling["factor"]
     if scaling.get("rope_type") == "yarn":
         values["rope.scaling.type"] = "yarn"
         values["rope.scaling.factor"] = scaling["factor"]
         context = scaling["original_max_position_embeddings"]
         values["rope.scaling.original_context_length"] = context
-    return {f"{config['model_type']}.{key}": value for key, value in values.items()}
+    return {f"{architecture}.{key}": value for key, value in values.items()}
+
+
+_EXTRA_KEYS = {
+    "gemma2": {
+        "attention.sliding_window": "sliding_window",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    },
+    "gemma3": {
+        "attention.sliding_window": "sliding_window",
+        "rope.freq_base_swa": "rope_local_base_freq",
+    },
+    "granite": {
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    },
+    "phi3": {
+        "attention.sliding_window": "sliding_window",
+        "rope.scaling.original_context_length": "original_max_position_embeddings",
+    },
+}
 
 
 def byte_vocab_metadata(directory: Path) -> dict[str, Any]:
@@ -103,16 +145,17 @@ def byte_vocab_metadata(directory: Path) -> dict[str, Any]:
     }
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, architecture: str = "llama") -> str:
     """GGUF name of a Hugging Face tensor, by gguf's own table."""
-    mapped = _name_map().get_name(name, try_suffixes=(".weight", ".bias"))
-    assert mapped is not None
+    mapped = _name_map(architecture).get_name(name, try_suffixes=(".weight", ".bias"))
+    assert mapped is not None, name
     return mapped
 
 
 @functools.cache
-def _name_map() -> gguf.TensorNameMap:
-    return gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+def _name_map(architecture: str) -> gguf.TensorNameMap:
+    numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    return gguf.get_tensor_name_map(numbers[architecture], 2)
 
 
 def permute(values: np.ndarray, num_heads: int) -> np.ndarray:

@@ -85,7 +85,23 @@ def test_absent_keys_take_the_defaults_of_transformers() -> None:
     assert config.dtype == "float32"
 
 
-@pytest.mark.parametrize("name", ["llama", "llama3_rope", "mistral", "qwen2_yarn"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma2",
+        "gemma3_text",
+        "granite",
+        "llama",
+        "llama3_rope",
+        "mistral",
+        "olmo2",
+        "phi3",
+        "phi3_longrope",
+        "phi3_partial_rope",
+        "qwen2_yarn",
+        "qwen3",
+    ],
+)
 def test_current_and_classic_spelling_mean_the_same(data_dir: Path, name: str) -> None:
     folder = data_dir / "golden" / "tiny" / name
     current, classic = (
@@ -169,6 +185,71 @@ def test_layers_attend_fully_unless_told_otherwise() -> None:
 
 def test_registry_and_config_know_the_same_architectures() -> None:
     assert set(SUPPORTED_ARCHITECTURES) == set(ARCHITECTURES)
+
+
+GEMMA = {**LLAMA, "head_dim": 16, "num_hidden_layers": 7}
+
+
+def test_gemma_takes_the_defaults_of_its_own_config_class() -> None:
+    # What published files leave out (transformers' Gemma2Config and Gemma3TextConfig).
+    gemma2 = ModelConfig.from_hf({**GEMMA, "architectures": ["Gemma2ForCausalLM"]})
+    assert gemma2.tie_word_embeddings
+    assert gemma2.activation == "gelu_tanh"
+    assert (gemma2.attention_soft_cap, gemma2.logit_soft_cap) == (50.0, 30.0)
+    assert gemma2.attention_scale == 256**-0.5
+    assert gemma2.embedding_multiplier == 8.0
+    assert gemma2.layer_windows == (4096, None) * 3 + (4096,)
+    gemma3 = ModelConfig.from_hf({**GEMMA, "architectures": ["Gemma3ForCausalLM"]})
+    assert (gemma3.attention_soft_cap, gemma3.logit_soft_cap) == (None, None)
+    assert gemma3.layer_windows == (4096,) * 5 + (None, 4096)
+    assert gemma3.layer_rope(0) == RopeConfig(theta=1e4)
+    assert gemma3.layer_rope(5) == RopeConfig(theta=1e6)
+
+
+def test_gemma_3_scales_full_layers_only() -> None:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    config = {**GEMMA, "architectures": ["Gemma3ForCausalLM"], "rope_scaling": scaling}
+    gemma3 = ModelConfig.from_hf({**config, "sliding_window_pattern": 2})
+    assert gemma3.layer_rope(1) == RopeConfig("linear", 1e6, 8.0)
+    assert gemma3.layer_rope(2) == RopeConfig(theta=1e4)
+
+
+def test_gemma_3_needs_both_rotary_embeddings() -> None:
+    config = {**GEMMA, "architectures": ["Gemma3ForCausalLM"]}
+    with pytest.raises(CheckpointError, match=r"rope_parameters .* lacks sliding_attention"):
+        ModelConfig.from_hf({**config, "rope_parameters": {"full_attention": {}}})
+
+
+LONGROPE = {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+
+
+def test_longrope_takes_the_factors_of_the_longest_context() -> None:
+    config = ModelConfig.from_hf(
+        {
+            **LLAMA,
+            "architectures": ["Phi3ForCausalLM"],
+            "rope_scaling": LONGROPE,
+            "original_max_position_embeddings": 128,
+        }
+    )
+    assert config.rope == RopeConfig(
+        "longrope",
+        factor=4.0,
+        original_max_position_embeddings=128,
+        short_factor=(1.0,) * 8,
+        long_factor=(2.0,) * 8,
+        context_length=512,
+    )
+    assert config.for_context(128).rope.context_length == 128
+    plain = ModelConfig.from_hf(LLAMA)
+    assert plain.for_context(128) is plain
+
+
+def test_longrope_needs_a_factor_for_each_pair() -> None:
+    with pytest.raises(CheckpointError, match=r"long_factor .* must be a list of 8 numbers"):
+        rope_of({**LONGROPE, "long_factor": [2.0] * 7})
+    with pytest.raises(CheckpointError, match=r"short_factor\[2\]=0 .* must be a positive"):
+        rope_of({**LONGROPE, "short_factor": [1, 1, 0, 1, 1, 1, 1, 1]})
 
 
 @pytest.mark.parametrize("spelling", ["rope_type", "type"])
@@ -273,9 +354,9 @@ def test_impossible_value_is_refused(change: dict[str, Any], message: str) -> No
     [
         (
             {"architectures": ["MambaForCausalLM"]},
-            "MambaForCausalLM is not implemented; supported: LlamaForCausalLM, MistralForCausalLM",
+            "MambaForCausalLM is not implemented; supported: Gemma2ForCausalLM, Gemma3ForCausalLM",
         ),
-        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not implemented for LlamaForCausalLM"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not implemented; supported: silu, swish"),
         ({"sliding_window": 8}, "sliding_window=8 is not implemented for LlamaForCausalLM"),
         (
             {"layer_types": ["full_attention", "sliding_attention"]},
@@ -288,11 +369,20 @@ def test_impossible_value_is_refused(change: dict[str, Any], message: str) -> No
         ({"quantization_config": {"quant_method": "awq"}}, "quant_method='awq'"),
         ({"quantization_config": []}, r"quant_method='\?'"),
         (
-            {"rope_scaling": {"rope_type": "longrope"}},
-            "rope_type='longrope' is not implemented; supported: default, linear, dynamic, llama3",
+            {"rope_scaling": {"rope_type": "ntk"}},
+            "rope_type='ntk' is not implemented; supported: default, linear, dynamic, llama3",
         ),
         ({"rope_parameters": {"full_attention": {}}}, "rope_parameters by layer type"),
-        ({"partial_rotary_factor": 0.75}, "partial_rotary_factor=0.75 is not implemented"),
+        ({"partial_rotary_factor": 0.2}, "partial_rotary_factor=0.2 of head_dim=16 is not"),
+        ({"partial_rotary_factor": 2}, "partial_rotary_factor=2.0 of head_dim=16 is not"),
+        (
+            {
+                "architectures": ["Gemma3ForCausalLM"],
+                "head_dim": 16,
+                "use_bidirectional_attention": True,
+            },
+            "use_bidirectional_attention is not implemented",
+        ),
         ({"dtype": "float8_e4m3fn"}, "dtype='float8_e4m3fn' of the checkpoint"),
         ({"head_dim": 15}, "head_dim=15 is odd"),
     ],

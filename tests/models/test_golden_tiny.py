@@ -22,11 +22,13 @@ from tests.models.helpers import RULES, PagedModel, prefill_in_chunks
 MODELS = (
     "gemma2",
     "gemma3_text",
+    "granite",
     "llama",
     "llama3_rope",
     "mistral",
     "olmo2",
     "phi3",
+    "phi3_longrope",
     "phi3_partial_rope",
     "qwen2",
     "qwen2_yarn",
