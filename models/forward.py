@@ -14,7 +14,7 @@ from paged.models.batch import ForwardBatch
 from paged.models.config import ModelConfig
 from paged.models.decoder import DecoderLM
 from paged.models.layers import Embed, Linear, RMSNorm
-from paged.models.moe import Experts
+from paged.models.moe import ExpertLinear, Experts
 from paged.models.registry import ARCHITECTURES
 from paged.models.stored_weight import QUANTIZATIONS, values_of
 from paged.sharding import ShardingRules
@@ -105,10 +105,10 @@ def abstract_model(
     return graphdef, state
 
 
-def linear_layers(model: DecoderLM) -> list[Linear | Embed]:
-    """Return the layers that read a weight at every token: the linear ones, and the head."""
-    layers: list[Linear | Embed] = [
-        module for _, module in nnx.iter_modules(model) if isinstance(module, Linear)
+def linear_layers(model: DecoderLM) -> list[Linear | ExpertLinear | Embed]:
+    """Return the layers that multiply by a weight: the linear ones, and the head."""
+    layers: list[Linear | ExpertLinear | Embed] = [
+        module for _, module in nnx.iter_modules(model) if isinstance(module, Linear | ExpertLinear)
     ]
     return [*layers, model.head]
 
@@ -116,7 +116,8 @@ def linear_layers(model: DecoderLM) -> list[Linear | Embed]:
 def quantize_layers(model: DecoderLM, quantization: str | None) -> None:
     """Store the weights of a model's linear layers and of its head in another format.
 
-    An embedding that is the head, too, is looked up there. Norms and biases stay as they are.
+    An embedding that is the head, too, is looked up there. Norms and biases stay as they are, and
+    so do weights that the checkpoint has in another format.
 
     Args:
       model: changed in place.
@@ -125,8 +126,8 @@ def quantize_layers(model: DecoderLM, quantization: str | None) -> None:
     if quantization is None:
         return
     for layer in linear_layers(model):
-        assert isinstance(layer.weight, nnx.Param), "quantised already"
-        layer.weight = QUANTIZATIONS[quantization](layer.weight, len(layer.output_shape))
+        if isinstance(layer.weight, nnx.Param):
+            layer.weight = QUANTIZATIONS[quantization](layer.weight, len(layer.output_shape))
 
 
 def split_layers(model: DecoderLM, rules: ShardingRules) -> None:

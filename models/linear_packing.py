@@ -12,7 +12,9 @@ from tqdm import tqdm
 
 from paged.models.forward import GraphDef, linear_layers
 from paged.models.layers import Embed, Linear
-from paged.models.stored_weight import values_of
+from paged.models.moe import ExpertLinear
+from paged.models.stored_weight import can_pack, values_of
+from paged.native.expert_linear import pack_experts, packed_experts_shape
 from paged.native.huge_pages import allocate
 from paged.native.linear import pack, packed_shape
 
@@ -25,7 +27,8 @@ def pack_linear_layers(
 ) -> nnx.State[Any, Any]:
     """Return the parameters with packed linear layers and head; they take no more memory.
 
-    A table that is both embedding and head is kept packed only, and looked up there.
+    A table that is both embedding and head is kept packed only, and looked up there. Weights in a
+    format that the kernels do not have stay as they are.
 
     Args:
       graphdef, params: the split model, on the CPU; each weight is deleted once it is packed, so
@@ -36,7 +39,7 @@ def pack_linear_layers(
       ValueError: for an element type that the kernels do not have.
     """
     model = nnx.merge(graphdef, params)
-    layers = linear_layers(model)
+    layers = [layer for layer in linear_layers(model) if can_pack(layer.weight)]
     places = _allocate(layers)
     with (
         concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
@@ -56,13 +59,12 @@ def pack_linear_layers(
     return packed_params
 
 
-def _allocate(layers: list[Linear | Embed]) -> list[np.ndarray]:
+def _allocate(layers: list[Linear | ExpertLinear | Embed]) -> list[np.ndarray]:
     """Return memory for each layer's packed weight, one after the other in large pages."""
     shapes, starts, end = [], [], 0
     for layer in layers:
         values = values_of(layer.weight)[...]
-        num_outputs = math.prod(layer.output_shape)
-        shapes.append(packed_shape(num_outputs, values.size // num_outputs, values.dtype))
+        shapes.append(_packed_shape(layer, values))
         starts.append(end)
         num_bytes = math.prod(shapes[-1]) * values.dtype.itemsize
         end += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
@@ -75,9 +77,20 @@ def _allocate(layers: list[Linear | Embed]) -> list[np.ndarray]:
     return places
 
 
-def _pack(layer: Linear | Embed, place: np.ndarray) -> jax.Array:
+def _packed_shape(layer: Linear | ExpertLinear | Embed, values: jax.Array) -> tuple[int, ...]:
+    if isinstance(layer, ExpertLinear):
+        num_experts, num_outputs = layer.output_shape
+        return packed_experts_shape((num_experts, num_outputs, values.shape[-1]), values.dtype)
+    num_outputs = math.prod(layer.output_shape)
+    return packed_shape(num_outputs, values.size // num_outputs, values.dtype)
+
+
+def _pack(layer: Linear | ExpertLinear | Embed, place: np.ndarray) -> jax.Array:
     weight = values_of(layer.weight)[...]
-    pack(np.asarray(weight).reshape(math.prod(layer.output_shape), -1), place)
+    if isinstance(layer, ExpertLinear):
+        pack_experts(np.asarray(weight), place)
+    else:
+        pack(np.asarray(weight).reshape(math.prod(layer.output_shape), -1), place)
     # JAX uses memory that is aligned as it is, and keeps it as long as the array lives.
     packed: jax.Array = jax.device_put(place, next(iter(weight.devices())))
     weight.delete()

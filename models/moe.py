@@ -17,7 +17,9 @@ from paged.models.expert_groups import map_groups, sort_pairs
 from paged.models.moe_config import ExpertsConfig
 from paged.models.mxfp4_weight import Mxfp4Weight
 from paged.models.parameters import parameter, random_weight
-from paged.models.stored_weight import StoredWeight, multiply
+from paged.models.stored_weight import StoredWeight, multiply, values_of
+from paged.native.expert_linear import are_packed_experts, packed_expert_linear
+from paged.native.linear import PackedWeight
 
 
 class Router(nnx.Module):
@@ -80,6 +82,16 @@ class ExpertLinear(nnx.Module):
         bias = jnp.zeros(self.output_shape, dtype)
         self.bias = parameter(bias, tuple(axes)[:2]) if config.expert_bias else None
 
+    def packed(self) -> PackedWeight | None:
+        """Return what the native kernels take, or None if the weights are not packed."""
+        _, num_outputs = self.output_shape
+        values = values_of(self.weight)[...]
+        if not are_packed_experts(values):
+            return None
+        scales = None if isinstance(self.weight, nnx.Param) else self.weight.scales[...]
+        bias = None if self.bias is None else self.bias[...]
+        return PackedWeight(values, num_outputs, scales, bias)
+
     def of_expert(
         self, expert: Int[Array, ""], x: Float[Array, "n num_inputs"]
     ) -> Float[Array, "n num_outputs"]:
@@ -136,12 +148,30 @@ class Experts(nnx.Module):
             chosen = chosen - jax.lax.axis_index(self.expert_axis) * num_experts
         pairs = sort_pairs(chosen, num_rows, num_experts)
         x = rows.at[pairs.rows].get(mode="clip")
-        outputs = map_groups(self._of_expert, x, pairs.group_ends, num_outputs=hidden_size)
+        outputs = self._packed_outputs(x, pairs.group_ends)
+        if outputs is None:
+            outputs = map_groups(self._of_expert, x, pairs.group_ends, num_outputs=hidden_size)
         # Back in the order of rows; wide, so that the sum is rounded once.
         outputs = outputs.at[pairs.places].get(mode="clip").astype(jnp.float32)
         scales = jnp.where(pairs.is_computed, scales, 0)
         mixed = jnp.einsum("TK,TKD->TD", scales, outputs).astype(rows.dtype)
         return mixed if self.sum_axis is None else jax.lax.psum(mixed, self.sum_axis)
+
+    def _packed_outputs(self, x: Array, group_ends: Array) -> Array | None:
+        gate, up, down = (
+            layer.packed() for layer in (self.gate_proj, self.up_proj, self.down_proj)
+        )
+        if gate is None or up is None or down is None:
+            return None
+        mixed = packed_expert_linear(
+            x,
+            group_ends,
+            [gate, up],
+            activation=self.config.activation,
+            gate_slope=self.config.swiglu_alpha,
+            gate_limit=self.config.swiglu_limit,
+        )
+        return packed_expert_linear(mixed, group_ends, [down])
 
     def _of_expert(self, expert: Array, x: Array) -> Array:
         gate, up = self.gate_proj.of_expert(expert, x), self.up_proj.of_expert(expert, x)

@@ -1,0 +1,106 @@
+"""What a config says about experts, and which routing is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paged.models.config import ModelConfig, UnsupportedModelError
+from paged.models.errors import CheckpointError
+from paged.models.moe_config import ExpertsConfig
+
+NAMES = ("gpt_oss", "gpt_oss_mxfp4", "mixtral", "qwen3_moe")
+
+
+def read(data_dir: Path, name: str, file: str = "config.json", **changes: Any) -> ModelConfig:
+    config = json.loads((data_dir / "golden" / "tiny" / name / file).read_text())
+    return ModelConfig.from_hf(config | changes)
+
+
+def experts(config: ModelConfig) -> ExpertsConfig:
+    assert config.experts is not None
+    return config.experts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_forms_of_a_config_say_the_same(data_dir: Path, name: str):
+    assert read(data_dir, name) == read(data_dir, name, "config_classic.json")
+
+
+def test_mixtral_has_a_window_only_if_its_config_names_one(data_dir: Path):
+    assert experts(read(data_dir, "mixtral")) == ExpertsConfig(4, 2, 64)
+    assert read(data_dir, "mixtral").layer_windows == (None, None)
+    assert read(data_dir, "mixtral", sliding_window=16).layer_windows == (16, 16)
+
+
+@pytest.mark.parametrize(
+    ("step", "dense_only", "dense"),
+    [(1, [], ()), (2, [], (0, 2, 4)), (1, [3, 1], (1, 3)), (3, [2], (0, 1, 2, 3, 4))],
+)
+def test_qwen3_layers_are_dense_where_the_config_says_so(
+    data_dir: Path, step: int, dense_only: list[int], dense: tuple[int, ...]
+):
+    changes = {"decoder_sparse_step": step, "mlp_only_layers": dense_only, "num_hidden_layers": 5}
+    config = experts(read(data_dir, "qwen3_moe", **changes))
+    assert config.dense_layers == dense
+    assert (config.num_experts, config.intermediate_size) == (8, 32)
+
+
+def test_scores_of_qwen3_are_normalized_if_the_config_says_so(data_dir: Path):
+    assert experts(read(data_dir, "qwen3_moe")).normalize
+    assert not experts(read(data_dir, "qwen3_moe", norm_topk_prob=None)).normalize
+
+
+def test_gpt_oss_alternates_windows_and_has_sinks_and_biases(data_dir: Path):
+    config = read(data_dir, "gpt_oss", layer_types=None, num_hidden_layers=3)
+    assert config.layer_windows == (8, None, 8)
+    assert config.attention_sinks
+    assert config.attention_bias
+    assert config.attention_output_bias
+    assert experts(config) == ExpertsConfig(
+        4, 2, 64, router_bias=True, expert_bias=True, activation="clamped_swiglu"
+    )
+    assert experts(read(data_dir, "gpt_oss_mxfp4")).is_mxfp4
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("mixtral", {"n_shared_experts": 2}, "n_shared_experts=2: this routing is not implemented"),
+        (
+            "qwen3_moe",
+            {"n_group": 8, "topk_group": 4},
+            "n_group=8, topk_group=4: .* supported: num",
+        ),
+        ("qwen3_moe", {"scoring_func": "sigmoid"}, "scoring_func='sigmoid'"),
+        ("mixtral", {"hidden_act": "relu"}, "hidden_act='relu' is not implemented"),
+        ("mixtral", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
+        (
+            "mixtral",
+            {"architectures": ["Qwen2MoeForCausalLM"]},
+            "shared experts.*supported: .*Mixt",
+        ),
+        ("mixtral", {"architectures": ["DeepseekV3ForCausalLM"]}, "its latent attention"),
+    ],
+)
+def test_what_is_not_implemented_is_named(
+    data_dir: Path, name: str, changes: dict[str, Any], message: str
+):
+    with pytest.raises(UnsupportedModelError, match=message):
+        read(data_dir, name, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_local_experts": None}, "has no 'num_local_experts'"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok=0 of the model's config must be a pos"),
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok=5 of the model's config exceeds its 4"),
+    ],
+)
+def test_impossible_numbers_of_experts_are_refused(
+    data_dir: Path, changes: dict[str, Any], message: str
+):
+    with pytest.raises(CheckpointError, match=message):
+        read(data_dir, "mixtral", **changes)
