@@ -9,7 +9,7 @@ from typing import Any
 
 from paged.models.config_values import positive_float, positive_int, required
 from paged.models.errors import CheckpointError, UnsupportedModelError
-from paged.models.families import FAMILIES, read_activation
+from paged.models.families import FAMILIES, NOT_IMPLEMENTED, read_activation
 from paged.models.moe_config import ExpertsConfig
 from paged.models.rope_config import RopeConfig, read_rope
 

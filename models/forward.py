@@ -16,7 +16,7 @@ from paged.models.decoder import DecoderLM
 from paged.models.layers import Embed, Linear, RMSNorm
 from paged.models.moe import ExpertLinear, Experts
 from paged.models.registry import ARCHITECTURES
-from paged.models.stored_weight import QUANTIZATIONS, values_of
+from paged.models.stored_weight import QUANTIZATIONS
 from paged.sharding import ShardingRules
 
 type GraphDef = nnx.GraphDef[DecoderLM]
@@ -144,18 +144,16 @@ def split_layers(model: DecoderLM, rules: ShardingRules) -> None:
     """
     for _, module in nnx.iter_modules(model):
         if isinstance(module, Linear):
-            axes = values_of(module.weight).get_metadata("out_sharding")
-            inputs = rules.partition_spec(axes)[len(module.output_shape) :]
-            module.sum_axis = next((axis for axis in inputs if axis is not None), None)
+            module.sum_axis = next(filter(None, rules.partition_spec(module.input_axes)), None)
         elif isinstance(module, Embed):
             module.vocab_axis = rules.vocab
         elif isinstance(module, RMSNorm):
             axes = module.weight.get_metadata("out_sharding")
             module.mean_axis = next(filter(None, rules.partition_spec(axes)), None)
         elif isinstance(module, Experts):
-            axes = values_of(module.down_proj.weight).get_metadata("out_sharding")
-            module.expert_axis, _, module.down_proj.sum_axis, *_ = rules.partition_spec(axes)
-            module.sum_axis = module.expert_axis or module.down_proj.sum_axis
+            down = module.down_proj
+            module.expert_axis, _, down.sum_axis = rules.partition_spec(down.axes)
+            module.sum_axis = module.expert_axis or down.sum_axis
 
 
 def param_shardings(

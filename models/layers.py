@@ -50,6 +50,7 @@ class Linear(nnx.Module):
       rngs: source of the initial values.
 
     Attributes:
+      input_axes: names of the axes that are summed over.
       sum_axis: mesh axis whose devices have the other inputs; their products are summed. None: all
         inputs are here.
     """
@@ -68,6 +69,7 @@ class Linear(nnx.Module):
         # The weight's axes: those of the output, then those that are summed over.
         assert weight_axes == outputs[1:] + inputs[1:], equation
         self.output_shape = tuple(axes.values())[: len(outputs) - 1]
+        self.input_axes = tuple(axes)[len(self.output_shape) :]
         self.sum_axis: str | None = None
         self.weight: StoredWeight = random_weight(axes, dtype=dtype, rngs=rngs)
         bias_shape = tuple(axes[name] for name in bias_axes)

@@ -65,6 +65,7 @@ class ExpertLinear(nnx.Module):
       rngs: source of the initial values.
 
     Attributes:
+      axes: those names.
       sum_axis: mesh axis whose devices have the other inputs. Whoever calls it sums the products;
         the first device's have the bias. None: all inputs are here.
     """
@@ -72,6 +73,7 @@ class ExpertLinear(nnx.Module):
     def __init__(
         self, axes: dict[str, int], config: ExpertsConfig, *, dtype: str, rngs: nnx.Rngs
     ) -> None:
+        self.axes = tuple(axes)
         self.sum_axis: str | None = None
         self.output_shape = tuple(axes.values())[:2]
         self.weight: StoredWeight
