@@ -103,7 +103,7 @@ class Linear(nnx.Module):
     def _product(self, x: Array) -> Array:
         y = multiply(self.weight, _rows(x), math.prod(self.output_shape))
         if self.sum_axis is not None:
-            y = jax.lax.psum(y, self.sum_axis)
+            y = jax.lax.psum(y, self.sum_axis)  # type: ignore[no-untyped-call]
         y = y.reshape(x.shape[0], *self.output_shape)
         return y if self.bias is None else y + self.bias[...][None]
 
@@ -162,7 +162,8 @@ class Embed(nnx.Module):
             logits = jnp.tanh(logits / self.logit_soft_cap) * self.logit_soft_cap
         if self.vocab_axis is None:
             return logits
-        return jax.lax.all_gather(logits, self.vocab_axis, axis=1, tiled=True)
+        gathered: Array = jax.lax.all_gather(logits, self.vocab_axis, axis=1, tiled=True)
+        return gathered
 
     def best_tokens(self, hidden: Float[Array, "n hidden"]) -> Int[Array, "n"]:
         """Return the first token with the largest logit of each row, int32.
@@ -183,7 +184,9 @@ class Embed(nnx.Module):
         rows = token_ids - self._first_token()
         is_here = (rows >= 0) & (rows < self.output_shape[0])
         vectors = look_up(self.weight, jnp.where(is_here, rows, 0), self.hidden_size, self.dtype)
-        return jax.lax.psum(jnp.where(is_here[:, None], vectors, 0), self.vocab_axis)
+        found = jnp.where(is_here[:, None], vectors, 0)
+        summed: Array = jax.lax.psum(found, self.vocab_axis)  # type: ignore[no-untyped-call]
+        return summed
 
     def _products(self, hidden: Array) -> Array:
         """Return the float32 product of `hidden` with the vector of every token that is here."""
@@ -241,7 +244,7 @@ class RMSNorm(nnx.Module):
         axes = tuple(range(-scale.ndim, 0))
         mean_square = jnp.mean(jnp.square(wide), axis=axes, keepdims=True)
         if self.mean_axis is not None:
-            mean_square = jax.lax.pmean(mean_square, self.mean_axis)
+            mean_square = jax.lax.pmean(mean_square, self.mean_axis)  # type: ignore[no-untyped-call]
         normed = wide * jax.lax.rsqrt(mean_square + self.epsilon)
         return (normed * jnp.expand_dims(scale, tuple(range(x.ndim - scale.ndim)))).astype(x.dtype)
 

@@ -157,7 +157,9 @@ class Experts(nnx.Module):
         outputs = outputs.at[pairs.places].get(mode="clip").astype(jnp.float32)
         scales = jnp.where(pairs.is_computed, scales, 0)
         mixed = jnp.einsum("TK,TKD->TD", scales, outputs).astype(rows.dtype)
-        return mixed if self.sum_axis is None else jax.lax.psum(mixed, self.sum_axis)
+        if self.sum_axis is not None:
+            mixed = jax.lax.psum(mixed, self.sum_axis)  # type: ignore[no-untyped-call]
+        return mixed
 
     def _packed_outputs(self, x: Array, group_ends: Array) -> Array | None:
         gate, up, down = (

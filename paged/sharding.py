@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 TENSOR_AXIS = "tp"
 """Mesh axis of tensor parallelism."""
@@ -91,7 +91,7 @@ class ShardingRules:
         return self.partition_spec(KV_CACHE_AXES)
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Return the placement of an array that every device of `mesh` holds whole."""
     return NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
 

@@ -94,7 +94,7 @@ class Placement:
 
     def abstract_kv_cache(self, part: KVCacheSpec, num_blocks: int) -> KVCache:
         """Return shapes, dtypes and placement of what `allocate_kv_cache` would."""
-        shapes = jax.eval_shape(lambda: allocate_kv_cache(self._whole(part), num_blocks))
+        shapes: KVCache = jax.eval_shape(lambda: allocate_kv_cache(self._whole(part), num_blocks))
         sharding = self._cache_sharding()
         if sharding is None:
             return shapes
@@ -156,5 +156,5 @@ def split_of(config: EngineConfig, model: ModelConfig) -> TensorParallel:
     return TensorParallel(model, config.tensor_parallel_size, rules)
 
 
-def _place(shape: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+def _place(shape: Any, sharding: NamedSharding) -> Any:
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
