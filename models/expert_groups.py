@@ -75,7 +75,7 @@ def map_groups(
     block_starts = jnp.concatenate([jnp.zeros(1, jnp.int32), block_ends[:-1]])
 
     def add_block(block: Array, results: Array) -> Array:
-        expert = jnp.searchsorted(block_ends, block, side="right")
+        expert = jnp.searchsorted(block_ends, block, side="right", method="compare_all")
         first = group_starts[expert] + (block - block_starts[expert]) * block_rows
         block_x = lax.dynamic_slice_in_dim(x, first, block_rows)
         values = compute(expert, block_x)
@@ -84,8 +84,9 @@ def map_groups(
         kept = jnp.where(is_own[:, None], values, before)
         return lax.dynamic_update_slice_in_dim(results, kept, first, 0)
 
-    results = jnp.zeros((num_pairs + block_rows, num_outputs), x.dtype)
-    return lax.fori_loop(jnp.int32(0), block_ends[-1], add_block, results)[:num_pairs]
+    nothing = jnp.zeros((num_pairs + block_rows, num_outputs), x.dtype)
+    results: Array = lax.fori_loop(jnp.int32(0), block_ends[-1], add_block, nothing)
+    return results[:num_pairs]
 
 
 def _block_rows(num_pairs: int, num_experts: int) -> int:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from paged.expert_product import choose_backend, expert_product
 from paged.models.branch import Branch
 from paged.models.expert_groups import map_groups, sort_pairs
 from paged.models.moe_config import ExpertsConfig
@@ -84,15 +85,23 @@ class ExpertLinear(nnx.Module):
         bias = jnp.zeros(self.output_shape, dtype)
         self.bias = parameter(bias, tuple(axes)[:2]) if config.expert_bias else None
 
-    def packed(self) -> PackedWeight | None:
-        """Return what the native kernels take, or None if the weights are not packed."""
+    def packed(self) -> PackedWeight:
+        """Return what the native kernels take, of weights that are packed."""
         _, num_outputs = self.output_shape
-        values = values_of(self.weight)[...]
-        if not are_packed_experts(values):
-            return None
-        scales = None if isinstance(self.weight, nnx.Param) else self.weight.scales[...]
         bias = None if self.bias is None else self.bias[...]
-        return PackedWeight(values, num_outputs, scales, bias)
+        if isinstance(self.weight, nnx.Param):
+            return PackedWeight(self.weight[...], num_outputs, None, bias)
+        packed = self.weight.packed(num_outputs)
+        assert packed.scales is not None, "weights of experts are packed as int8"
+        return packed._replace(scales=packed.scales.reshape(self.output_shape), bias=bias)
+
+    def of_groups(
+        self, x: Float[Array, "n num_inputs"], group_ends: Int[Array, "num_experts"]
+    ) -> Float[Array, "n num_outputs"]:
+        """Return the products of all groups of rows, by `expert_product`, of plain weights."""
+        assert isinstance(self.weight, nnx.Param), "not a plain weight"
+        bias = None if self.bias is None else self.bias[...]
+        return expert_product(x, self.weight[...], bias, group_ends)
 
     def of_expert(
         self, expert: Int[Array, ""], x: Float[Array, "n num_inputs"]
@@ -150,32 +159,51 @@ class Experts(nnx.Module):
             chosen = chosen - jax.lax.axis_index(self.expert_axis) * num_experts
         pairs = sort_pairs(chosen, num_rows, num_experts)
         x = rows.at[pairs.rows].get(mode="clip")
-        outputs = self._packed_outputs(x, pairs.group_ends)
-        if outputs is None:
+        if self._is_packed:
+            outputs = self._packed_outputs(x, pairs.group_ends)
+        elif self._has_kernel(x):
+            outputs = self._kernel_outputs(x, pairs.group_ends)
+        else:
             outputs = map_groups(self._of_expert, x, pairs.group_ends, num_outputs=hidden_size)
         # Back in the order of rows; wide, so that the sum is rounded once.
         outputs = outputs.at[pairs.places].get(mode="clip").astype(jnp.float32)
+        # Not only the scales: what was not computed need not be a number.
+        outputs = jnp.where(pairs.is_computed[..., None], outputs, 0)
         scales = jnp.where(pairs.is_computed, scales, 0)
         mixed = jnp.einsum("TK,TKD->TD", scales, outputs).astype(rows.dtype)
         if self.sum_axis is not None:
             mixed = jax.lax.psum(mixed, self.sum_axis)  # type: ignore[no-untyped-call]
         return mixed
 
-    def _packed_outputs(self, x: Array, group_ends: Array) -> Array | None:
-        gate, up, down = (
-            layer.packed() for layer in (self.gate_proj, self.up_proj, self.down_proj)
-        )
-        if gate is None or up is None or down is None:
-            return None
+    @property
+    def _layers(self) -> tuple[ExpertLinear, ExpertLinear, ExpertLinear]:
+        return self.gate_proj, self.up_proj, self.down_proj
+
+    @property
+    def _is_packed(self) -> bool:
+        return all(are_packed_experts(values_of(layer.weight)[...]) for layer in self._layers)
+
+    def _packed_outputs(self, x: Array, group_ends: Array) -> Array:
         mixed = packed_expert_linear(
             x,
             group_ends,
-            [gate, up],
+            [self.gate_proj.packed(), self.up_proj.packed()],
             activation=self.config.activation,
             gate_slope=self.config.swiglu_alpha,
             gate_limit=self.config.swiglu_limit,
         )
-        return packed_expert_linear(mixed, group_ends, [down])
+        return packed_expert_linear(mixed, group_ends, [self.down_proj.packed()])
+
+    def _has_kernel(self, x: Array) -> bool:
+        """Return whether there is a kernel for the products of all groups at once."""
+        return all(
+            isinstance(layer.weight, nnx.Param) and choose_backend(x, layer.weight[...]) == "triton"
+            for layer in self._layers
+        )
+
+    def _kernel_outputs(self, x: Array, group_ends: Array) -> Array:
+        gate, up = (layer.of_groups(x, group_ends) for layer in (self.gate_proj, self.up_proj))
+        return self.down_proj.of_groups(self._gated(gate, up), group_ends)
 
     def _of_expert(self, expert: Array, x: Array) -> Array:
         gate, up = self.gate_proj.of_expert(expert, x), self.up_proj.of_expert(expert, x)

@@ -161,3 +161,23 @@ class Int4ProductSpec:
     def groups_per_split(self) -> int:
         """Groups that a program sums over."""
         return self.num_groups // self.num_splits
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExpertProductSpec:
+    """Constants of the product of groups of rows with weights of experts.
+
+    Attributes:
+      num_experts, num_inputs, num_outputs: shape of the weights.
+      has_bias: whether that array is given.
+      tile_rows, tile_outputs, tile_inputs: what a program computes, and of how many inputs at a
+        time.
+    """
+
+    num_experts: int
+    num_inputs: int
+    num_outputs: int
+    has_bias: bool
+    tile_rows: int
+    tile_outputs: int
+    tile_inputs: int

@@ -14,6 +14,8 @@ from paged.models.expert_groups import map_groups, sort_pairs
 from paged.models.layers import RMSNorm
 from paged.models.moe import SparseMLP
 from paged.models.moe_config import ExpertsConfig
+from paged.models.stored_weight import Int8Weight
+from paged.native.expert_linear import pack_experts
 
 HIDDEN = 24
 SOFTMAX = ExpertsConfig(num_experts=5, num_experts_per_token=2, intermediate_size=40)
@@ -144,3 +146,27 @@ def test_each_group_is_computed_by_its_expert_and_nothing_else_is(sizes: list[in
     assert not np.asarray(y)[len(expert) :].any()
     # Blocks of 16 rows: so many as the groups fill, and none of an expert without rows.
     assert sorted(seen) == [i for i, size in enumerate(sizes) for _ in range(-(-size // 16))]
+
+
+def test_experts_in_int8_are_computed_as_their_widened_weights(native):
+    """By XLA and by the native kernels."""
+    layer = make_layer(SOFTMAX, "bfloat16")
+    widened = make_layer(SOFTMAX, "bfloat16")
+    packed = make_layer(SOFTMAX, "bfloat16")
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        plain = getattr(layer.experts, name).weight[...]
+        weight = Int8Weight(getattr(layer.experts, name).weight, 2)
+        getattr(layer.experts, name).weight = weight
+        values = np.asarray(weight.values[...])
+        wide = values * np.asarray(weight.scales[...])[..., None]
+        assert np.abs(wide - np.asarray(plain, np.float32)).max() < 0.02
+        getattr(widened.experts, name).weight.set_value(jnp.asarray(wide))
+        words = Int8Weight(getattr(packed.experts, name).weight, 2)
+        words.values.set_value(jnp.asarray(pack_experts(values)))
+        getattr(packed.experts, name).weight = words
+    x = np.asarray(np.random.default_rng(1).standard_normal((20, HIDDEN)), jnp.bfloat16)
+    expected = reference(widened, SOFTMAX, x)
+    for stored in (layer, packed):
+        errors = np.abs(run(stored, x, 20).astype(np.float64) - expected)
+        assert np.median(errors) < 0.02
+        assert errors.mean() < 0.1
