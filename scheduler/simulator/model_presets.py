@@ -66,7 +66,8 @@ def model_size(model: ModelConfig) -> ModelSize:
     q_dim = model.num_q_heads * model.head_dim
     kv_dim = model.num_kv_heads * model.head_dim
     layer = hidden * (q_dim + 2 * kv_dim) + q_dim * hidden + 3 * hidden * mlp
-    small = 2 * hidden
+    small = (4 if model.norms == "around" else 2) * hidden
+    small += {"none": 0, "head": 2 * model.head_dim, "all": q_dim + kv_dim}[model.qk_norm]
     small += (q_dim + 2 * kv_dim) * model.attention_bias + hidden * model.attention_output_bias
     small += (2 * mlp + hidden) * model.mlp_bias
     embedding = model.vocab_size * hidden

@@ -118,3 +118,48 @@ def test_table_that_is_embedding_and_head(dtype, quantization):
     table = quantized(Embed(70, SIZE, dtype=dtype, rngs=nnx.Rngs(0)), quantization)
     ids, hidden = jnp.asarray([0, 69, 33]), random((5, SIZE), dtype, seed=2)
     check(lambda: (table(ids), table.logits(hidden)), [table], dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_is_added_to_a_weight_in_float32(dtype):
+    # As a bfloat16, 1 + 3 * 2**-9 is off by 2**-9; a product that is rounded once is not.
+    weight = 3 * 2**-9
+    norm = RMSNorm({"embed": SIZE}, epsilon=0.1, dtype=dtype, adds_one=True)
+    norm.weight.set_value(jnp.full((SIZE,), weight, dtype))
+    x = random((5, SIZE), dtype, seed=2)
+    wide = np.asarray(x, np.float64)
+    expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 0.1) * (1 + weight)
+    rtol = max(float(jnp.finfo(dtype).eps) / 2 * 1.01, 1e-6)
+    np.testing.assert_allclose(np.asarray(norm(x), np.float64), expected, rtol=rtol)
+    # A product with the unit matrix shows what the kernel makes of it.
+    unit = linear("TD,FD->TF", {"f": SIZE, "d": SIZE}, dtype, None)
+    unit.bias = None
+    unit.weight.set_value(jnp.eye(SIZE, dtype=dtype))
+    pack_layer(unit)
+    (y,) = project(x, unit, norm=norm)
+    np.testing.assert_allclose(np.asarray(y, np.float64), expected, rtol=rtol)
+
+
+def test_a_norm_over_several_axes_takes_one_mean():
+    norm = RMSNorm({"heads": 3, "head_dim": 4}, epsilon=1e-6, dtype="float32")
+    norm.weight.set_value(random((3, 4), "float32", seed=1))
+    x = random((5, 3, 4), "float32", seed=2)
+    flat = np.asarray(x, np.float64).reshape(5, 12)
+    expected = flat / np.sqrt((flat**2).mean(-1, keepdims=True) + 1e-6)
+    expected = expected.reshape(5, 3, 4) * np.asarray(norm.weight[...], np.float64)
+    np.testing.assert_allclose(norm(x), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_logits_are_divided_then_capped_and_keep_their_order(is_packed):
+    numbers = {"logit_divisor": 3.0, "logit_soft_cap": 2.0}
+    table = Embed(70, SIZE, dtype="float32", rngs=nnx.Rngs(0), multiplier=5.0, **numbers)
+    weight = np.asarray(table.weight[...], np.float64)
+    hidden = random((5, SIZE), "float32", seed=2)
+    if is_packed:
+        pack_layer(table)
+    products = np.asarray(hidden, np.float64) @ weight.T
+    expected = 2 * np.tanh(products / 3 / 2)
+    np.testing.assert_allclose(table.logits(hidden), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(table.best_tokens(hidden), expected.argmax(-1))
+    np.testing.assert_allclose(table(jnp.asarray([7])), 5 * weight[7:8], rtol=1e-6)

@@ -1,6 +1,7 @@
 """Rotary frequencies and rotation against formulas written out, pair by pair, in plain Python."""
 
 import cmath
+import dataclasses
 import math
 
 import jax.numpy as jnp
@@ -21,6 +22,14 @@ TOLERANCE = 2e-7
 DEFAULT = RopeConfig()
 LLAMA3 = RopeConfig("llama3", 500000.0, 8.0, 8192, 1.0, 4.0)
 YARN = RopeConfig("yarn", THETA, 4.0, 2048)
+LONGROPE = RopeConfig(
+    "longrope",
+    THETA,
+    4.0,
+    2048,
+    short_factor=(2.0,) * 32,
+    long_factor=tuple(3.0 + pair for pair in range(32)),
+)
 
 
 def plain(theta: float, pair: int) -> float:
@@ -64,8 +73,19 @@ def rotate(x: ArrayLike, positions: list[int], config: RopeConfig) -> Array:
         (LLAMA3, llama3),
         (YARN, lambda i: yarn(i, truncate=True)),
         (RopeConfig("yarn", THETA, 4.0, 2048, truncate=False), lambda i: yarn(i, truncate=False)),
+        (dataclasses.replace(LONGROPE, context_length=2048), lambda i: plain(THETA, i) / 2),
+        (dataclasses.replace(LONGROPE, context_length=2049), lambda i: plain(THETA, i) / (3 + i)),
     ],
-    ids=["default", "linear", "dynamic", "llama3", "yarn", "yarn-untruncated"],
+    ids=[
+        "default",
+        "linear",
+        "dynamic",
+        "llama3",
+        "yarn",
+        "yarn-untruncated",
+        "longrope-short",
+        "longrope-long",
+    ],
 )
 def test_frequencies_equal_the_formula(config: RopeConfig, expected: object) -> None:
     frequencies = inverse_frequencies(config, HEAD_DIM)
@@ -93,6 +113,9 @@ def test_yarn_with_one_correction_dimension_is_a_step() -> None:
             RopeConfig("yarn", factor=40.0, mscale=1.0, mscale_all_dim=0.707),
             (0.1 * math.log(40) + 1) / (0.0707 * math.log(40) + 1),
         ),
+        (LONGROPE, math.sqrt(1 + math.log(4) / math.log(2048))),
+        (dataclasses.replace(LONGROPE, factor=1.0), 1.0),
+        (dataclasses.replace(LONGROPE, attention_factor=1.25), 1.25),
     ],
 )
 def test_attention_factor(config: RopeConfig, expected: float) -> None:

@@ -1,5 +1,6 @@
 """Safetensors files, the check that a checkpoint fits, and loading tensor by tensor."""
 
+import dataclasses
 import json
 import tracemalloc
 from dataclasses import dataclass, replace
@@ -241,6 +242,50 @@ def test_one_error_lists_everything_that_does_not_fit() -> None:
         "of another shape: model.layers.0.self_attn.q_proj.weight [4, 16] instead of [8, 8]. "
         "Fetch the checkpoint again, or correct the config."
     )
+
+
+PHI3 = dataclasses.replace(TIED, architecture="Phi3ForCausalLM")
+
+
+def phi3_shapes() -> dict[str, tuple[int, ...]]:
+    apart = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    shapes = {name: shape for name, shape in hf_shapes(PHI3).items() if not apart_in(name, apart)}
+    for layer in range(PHI3.num_layers):
+        shapes[f"model.layers.{layer}.self_attn.qkv_proj.weight"] = (8 + 4 + 4, 8)
+        shapes[f"model.layers.{layer}.mlp.gate_up_proj.weight"] = (2 * 12, 8)
+    return shapes
+
+
+def apart_in(name: str, apart: tuple[str, ...]) -> bool:
+    return any(f".{part}." in name for part in apart)
+
+
+def test_parameters_that_share_a_tensor_are_its_rows_in_the_order_of_the_rules() -> None:
+    class Numbered(DictSource):
+        def read(self, name: str) -> np.ndarray:
+            return np.arange(np.prod(self.shapes[name]), dtype=np.float32).reshape(
+                self.shapes[name]
+            )
+
+    params = load(PHI3, Numbered(phi3_shapes()))
+    layer = params["layers"][1]
+    rows = np.arange(16 * 8).reshape(16, 8)
+    for name, part in (("q", rows[:8]), ("k", rows[8:12]), ("v", rows[12:])):
+        weight = layer["attention"][f"{name}_proj"]["weight"][...]
+        np.testing.assert_array_equal(np.asarray(weight).reshape(part.shape), part)
+    rows = np.arange(24 * 8).reshape(24, 8)
+    np.testing.assert_array_equal(layer["mlp"]["gate_proj"]["weight"][...], rows[:12])
+    np.testing.assert_array_equal(layer["mlp"]["up_proj"]["weight"][...], rows[12:])
+
+
+def test_a_shared_tensor_is_named_when_it_does_not_fit() -> None:
+    shapes = phi3_shapes()
+    shapes["model.layers.0.self_attn.qkv_proj.weight"] = (12, 8)
+    del shapes["model.layers.1.mlp.gate_up_proj.weight"]
+    match = r"missing: model\.layers\.1\.mlp\.gate_up_proj\.weight; of another shape: "
+    match += r"model\.layers\.0\.self_attn\.qkv_proj\.weight \[12, 8\] instead of \[16, 8\]\."
+    with pytest.raises(CheckpointError, match=match):
+        load(PHI3, DictSource(shapes))
 
 
 def test_missing_tensors_are_found_before_anything_is_read() -> None:
