@@ -153,7 +153,7 @@ class ArtifactWriter:
         def flat(*leaves: Any) -> list[Any]:
             return jax.tree.leaves(program.function(*jax.tree.unflatten(tree, leaves)))
 
-        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]  # type: ignore[no-untyped-call]
+        shapes = [_abstract(leaf) for leaf in leaves]
         exporter = export.export(jax.jit(flat), platforms=[self.platform], disabled_checks=_ALLOWED)
         content = exporter(*shapes).serialize()
         digest = hashlib.sha256(content).hexdigest()
@@ -175,6 +175,12 @@ class ArtifactWriter:
         scratch = self.folder / f"{MANIFEST}.part"
         scratch.write_text(text, encoding="utf-8")
         scratch.replace(self.folder / MANIFEST)
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Return shape, dtype and, of an array for several devices, how it is split."""
+    sharding = getattr(leaf, "sharding", None)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
 def _as_json(value: Any) -> Any:

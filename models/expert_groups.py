@@ -75,7 +75,7 @@ def map_groups(
     block_starts = jnp.concatenate([jnp.zeros(1, jnp.int32), block_ends[:-1]])
 
     def add_block(block: Array, results: Array) -> Array:
-        expert = jnp.searchsorted(block_ends, block, side="right")
+        expert = jnp.searchsorted(block_ends, block, side="right", method="compare_all")
         first = group_starts[expert] + (block - block_starts[expert]) * block_rows
         block_x = lax.dynamic_slice_in_dim(x, first, block_rows)
         values = compute(expert, block_x)

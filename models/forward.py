@@ -13,8 +13,8 @@ from paged.kv_write import write_token_ids
 from paged.models.batch import ForwardBatch
 from paged.models.config import ModelConfig
 from paged.models.decoder import DecoderLM
-from paged.models.layers import Embed, Linear
-from paged.models.moe import ExpertLinear
+from paged.models.layers import Embed, Linear, RMSNorm
+from paged.models.moe import ExpertLinear, Experts
 from paged.models.registry import ARCHITECTURES
 from paged.models.stored_weight import QUANTIZATIONS
 from paged.sharding import ShardingRules
@@ -69,6 +69,7 @@ def abstract_model(
     attention_backend: str = "auto",
     cache_groups: tuple[CacheGroup, ...] | None = None,
     quantization: str | None = None,
+    split_by: ShardingRules | None = None,
 ) -> tuple[GraphDef, nnx.State[Any, Any]]:
     """Return the structure of a model and the shapes of its parameters; no memory is used.
 
@@ -78,6 +79,8 @@ def abstract_model(
       attention_backend: name that the cache ops are called with.
       cache_groups: which layers share block tables; None: all of them.
       quantization: see `quantize_layers`.
+      split_by: the model is one device's part (`TensorParallel.part`), for use under a `shard_map`;
+        see `split_layers`. None: it is all there is.
 
     Returns:
       The graph definition, and a state of `jax.ShapeDtypeStruct` whose variables carry the logical
@@ -93,6 +96,8 @@ def abstract_model(
             cache_groups=cache_groups,
             rngs=nnx.Rngs(0),
         )
+        if split_by is not None:
+            split_layers(model, split_by)
         quantize_layers(model, quantization)
         return model
 
@@ -123,6 +128,32 @@ def quantize_layers(model: DecoderLM, quantization: str | None) -> None:
     for layer in linear_layers(model):
         if isinstance(layer.weight, nnx.Param):
             layer.weight = QUANTIZATIONS[quantization](layer.weight, len(layer.output_shape))
+
+
+def split_layers(model: DecoderLM, rules: ShardingRules) -> None:
+    """Tell the layers of one device's part where they meet the others.
+
+    A linear layer whose inputs are split sums its products, and so does the embedding; the head
+    gathers. For a decoder layer these are the two sums of Megatron-LM. A norm over all heads takes
+    the mean of the devices' means, which are over as many features. A mixture of experts sums once,
+    whether each device has some of the experts or some features of all.
+
+    Args:
+      model: changed in place.
+      rules: logical axis -> mesh axis.
+    """
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, Linear):
+            module.sum_axis = next(filter(None, rules.partition_spec(module.input_axes)), None)
+        elif isinstance(module, Embed):
+            module.vocab_axis = rules.vocab
+        elif isinstance(module, RMSNorm):
+            axes = module.weight.get_metadata("out_sharding")
+            module.mean_axis = next(filter(None, rules.partition_spec(axes)), None)
+        elif isinstance(module, Experts):
+            down = module.down_proj
+            module.expert_axis, _, down.sum_axis = rules.partition_spec(down.axes)
+            module.sum_axis = module.expert_axis or down.sum_axis
 
 
 def param_shardings(

@@ -1,7 +1,8 @@
 """`Linear`, `Embed`, `RMSNorm`: layers whose parameters name their axes.
 
 A parameter's axes ("embed", "q_heads", "mlp", ...) are metadata; which of them are split over
-which devices is `ShardingRules`' business, so no layer knows about meshes. Weights keep the order
+which devices is `ShardingRules`' business. A layer knows only whether what it computes is a part,
+and over which mesh axis the parts are summed or gathered (`split_layers`). Weights keep the order
 of the checkpoint, output axes first: nothing is transposed while loading, a device's slice of the
 output is one contiguous range of the file, and XLA multiplies either order equally fast in 16 bit.
 
@@ -27,7 +28,7 @@ from paged.models.stored_weight import (
     multiply_float32,
     packed_weight,
 )
-from paged.models.token_blocks import take_best
+from paged.models.token_blocks import first_best, take_best
 from paged.native.linear import PackedNorm, PackedWeight, packed_best, packed_linear
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -47,6 +48,11 @@ class Linear(nnx.Module):
       bias_axes: those names that the bias has, or () for no bias.
       dtype: element type of the parameters.
       rngs: source of the initial values.
+
+    Attributes:
+      input_axes: names of the axes that are summed over.
+      sum_axis: mesh axis whose devices have the other inputs; their products are summed. None: all
+        inputs are here.
     """
 
     def __init__(
@@ -63,6 +69,8 @@ class Linear(nnx.Module):
         # The weight's axes: those of the output, then those that are summed over.
         assert weight_axes == outputs[1:] + inputs[1:], equation
         self.output_shape = tuple(axes.values())[: len(outputs) - 1]
+        self.input_axes = tuple(axes)[len(self.output_shape) :]
+        self.sum_axis: str | None = None
         self.weight: StoredWeight = random_weight(axes, dtype=dtype, rngs=rngs)
         bias_shape = tuple(axes[name] for name in bias_axes)
         self.bias = parameter(jnp.zeros(bias_shape, dtype), bias_axes) if bias_axes else None
@@ -94,6 +102,8 @@ class Linear(nnx.Module):
 
     def _product(self, x: Array) -> Array:
         y = multiply(self.weight, _rows(x), math.prod(self.output_shape))
+        if self.sum_axis is not None:
+            y = jax.lax.psum(y, self.sum_axis)  # type: ignore[no-untyped-call]
         y = y.reshape(x.shape[0], *self.output_shape)
         return y if self.bias is None else y + self.bias[...][None]
 
@@ -108,6 +118,12 @@ class Embed(nnx.Module):
       multiplier: of the vectors that are looked up.
       logit_divisor: what logits are divided by; positive.
       logit_soft_cap: logits then become `cap * tanh(logits / cap)`; None: as they are.
+
+    Attributes:
+      vocab_axis: mesh axis whose devices have the vectors of the other tokens, in order; None: all
+        are here.
+
+    Source: vocabulary-parallel embedding, Megatron-LM, arXiv:1909.08053.
     """
 
     def __init__(
@@ -129,21 +145,25 @@ class Embed(nnx.Module):
         self.multiplier = multiplier
         self.logit_divisor = logit_divisor
         self.logit_soft_cap = logit_soft_cap
+        self.vocab_axis: str | None = None
 
     def __call__(self, token_ids: Int[Array, "num_tokens"]) -> Float[Array, "num_tokens hidden"]:
         """Return the vectors of `token_ids`, which the scheduler has checked."""
-        vectors = look_up(self.weight, token_ids, self.hidden_size, self.dtype)
+        vectors = self._vectors(token_ids)
         # The multiplier is rounded to the type of the vectors, as it is where Gemma was trained.
         return vectors if self.multiplier == 1 else vectors * self.multiplier
 
     def logits(self, hidden: Float[Array, "n hidden"]) -> Float[Array, "n vocab_size"]:
-        """Return the float32 logits of `hidden`."""
+        """Return the float32 logits of `hidden`, of all tokens."""
         logits = self._products(hidden)
         if self.logit_divisor != 1:
             logits = logits / self.logit_divisor
         if self.logit_soft_cap is not None:
             logits = jnp.tanh(logits / self.logit_soft_cap) * self.logit_soft_cap
-        return logits
+        if self.vocab_axis is None:
+            return logits
+        gathered: Array = jax.lax.all_gather(logits, self.vocab_axis, axis=1, tiled=True)
+        return gathered
 
     def best_tokens(self, hidden: Float[Array, "n hidden"]) -> Int[Array, "n"]:
         """Return the first token with the largest logit of each row, int32.
@@ -152,18 +172,43 @@ class Embed(nnx.Module):
         """
         (vocab_size,) = self.output_shape
         packed = packed_weight(self.weight, vocab_size)
-        if packed is None:
-            return take_best(self._products(hidden))
-        return packed_best(hidden, packed.words, num_outputs=vocab_size, scales=packed.scales)
+        if packed is not None:
+            return packed_best(hidden, packed.words, num_outputs=vocab_size, scales=packed.scales)
+        products = self._products(hidden)
+        best = take_best(products)
+        return best if self.vocab_axis is None else self._best_of_all(products, best)
+
+    def _vectors(self, token_ids: Array) -> Array:
+        if self.vocab_axis is None:
+            return look_up(self.weight, token_ids, self.hidden_size, self.dtype)
+        rows = token_ids - self._first_token()
+        is_here = (rows >= 0) & (rows < self.output_shape[0])
+        vectors = look_up(self.weight, jnp.where(is_here, rows, 0), self.hidden_size, self.dtype)
+        found = jnp.where(is_here[:, None], vectors, 0)
+        summed: Array = jax.lax.psum(found, self.vocab_axis)  # type: ignore[no-untyped-call]
+        return summed
 
     def _products(self, hidden: Array) -> Array:
-        """Return the float32 product of `hidden` with every token's vector."""
+        """Return the float32 product of `hidden` with the vector of every token that is here."""
         (vocab_size,) = self.output_shape
         packed = packed_weight(self.weight, vocab_size)
         if packed is None:
             return multiply_float32(self.weight, hidden, vocab_size)
         (products,) = packed_linear(hidden, [packed], out_dtype="float32")
         return products
+
+    def _best_of_all(self, products: Array, best: Array) -> Array:
+        """Return the best of each device's best tokens; one gather of two numbers per row."""
+        product = jnp.take_along_axis(products, best[:, None], axis=1)[:, 0]
+        bits = jax.lax.bitcast_convert_type(product, jnp.int32)
+        pair = jnp.stack([bits, self._first_token() + best])
+        pairs = jax.lax.all_gather(pair, self.vocab_axis)  # [num_devices, 2, n]
+        # Devices are in order of their tokens, so the first of equals is the first token.
+        device = first_best(jax.lax.bitcast_convert_type(pairs[:, 0], jnp.float32).T)
+        return jnp.take_along_axis(pairs[:, 1], device[None], axis=0)[0]
+
+    def _first_token(self) -> Array:
+        return jax.lax.axis_index(self.vocab_axis) * self.output_shape[0]
 
 
 class RMSNorm(nnx.Module):
@@ -176,6 +221,10 @@ class RMSNorm(nnx.Module):
       dtype: element type of the weight.
       adds_one: 1 is added to the weight first, in float32.
 
+    Attributes:
+      mean_axis: mesh axis over which the mean is taken, too, as its devices have the other
+        features; None: all are here.
+
     Source: arXiv:1910.07467.
     """
 
@@ -184,6 +233,7 @@ class RMSNorm(nnx.Module):
     ) -> None:
         self.epsilon = epsilon
         self.adds_one = adds_one
+        self.mean_axis: str | None = None
         initial = jnp.zeros if adds_one else jnp.ones
         self.weight = parameter(initial(tuple(axes.values()), dtype), tuple(axes))
 
@@ -193,6 +243,8 @@ class RMSNorm(nnx.Module):
         wide = x.astype(jnp.float32)
         axes = tuple(range(-scale.ndim, 0))
         mean_square = jnp.mean(jnp.square(wide), axis=axes, keepdims=True)
+        if self.mean_axis is not None:
+            mean_square = jax.lax.pmean(mean_square, self.mean_axis)  # type: ignore[no-untyped-call]
         normed = wide * jax.lax.rsqrt(mean_square + self.epsilon)
         return (normed * jnp.expand_dims(scale, tuple(range(x.ndim - scale.ndim)))).astype(x.dtype)
 

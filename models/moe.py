@@ -64,11 +64,18 @@ class ExpertLinear(nnx.Module):
       config: whether they have biases, and how the weights are stored.
       dtype: element type of the parameters.
       rngs: source of the initial values.
+
+    Attributes:
+      axes: those names.
+      sum_axis: mesh axis whose devices have the other inputs. Whoever calls it sums the products;
+        the first device's have the bias. None: all inputs are here.
     """
 
     def __init__(
         self, axes: dict[str, int], config: ExpertsConfig, *, dtype: str, rngs: nnx.Rngs
     ) -> None:
+        self.axes = tuple(axes)
+        self.sum_axis: str | None = None
         self.output_shape = tuple(axes.values())[:2]
         self.weight: StoredWeight
         if config.is_mxfp4:
@@ -103,17 +110,30 @@ class ExpertLinear(nnx.Module):
         _, num_outputs = self.output_shape
         weight: StoredWeight = jax.tree.map(lambda stack: stack[expert], self.weight)
         y = multiply(weight, x, num_outputs)
-        return y if self.bias is None else y + self.bias[expert][None]
+        if self.bias is None:
+            return y
+        bias = self.bias[expert]
+        if self.sum_axis is not None:
+            bias = jnp.where(jax.lax.axis_index(self.sum_axis) == 0, bias, 0)
+        return y + bias[None]
 
 
 class Experts(nnx.Module):
-    """The MLPs of one layer, stacked along the logical axis "experts"."""
+    """The MLPs of one layer, stacked along the logical axis "experts".
+
+    Attributes:
+      expert_axis: mesh axis whose devices have the other experts, in order; None: all are here.
+      sum_axis: mesh axis over which the outputs are summed, of other experts or of other features
+        of these; None: all are here.
+    """
 
     def __init__(
         self, hidden_size: int, config: ExpertsConfig, *, dtype: str, rngs: nnx.Rngs
     ) -> None:
         self.config = config
-        experts = {"experts": config.num_experts}
+        self.expert_axis: str | None = None
+        self.sum_axis: str | None = None
+        experts = {"experts": config.num_experts_here or config.num_experts}
         mlp, embed = {"mlp": config.intermediate_size}, {"embed": hidden_size}
 
         def project(out: dict[str, int], into: dict[str, int]) -> ExpertLinear:
@@ -135,6 +155,8 @@ class Experts(nnx.Module):
         A number in `chosen` that is none of these experts adds nothing.
         """
         num_experts, hidden_size = self.down_proj.output_shape
+        if self.expert_axis is not None:
+            chosen = chosen - jax.lax.axis_index(self.expert_axis) * num_experts
         pairs = sort_pairs(chosen, num_rows, num_experts)
         x = rows.at[pairs.rows].get(mode="clip")
         if self._is_packed:
@@ -148,7 +170,10 @@ class Experts(nnx.Module):
         # Not only the scales: what was not computed need not be a number.
         outputs = jnp.where(pairs.is_computed[..., None], outputs, 0)
         scales = jnp.where(pairs.is_computed, scales, 0)
-        return jnp.einsum("TK,TKD->TD", scales, outputs).astype(rows.dtype)
+        mixed = jnp.einsum("TK,TKD->TD", scales, outputs).astype(rows.dtype)
+        if self.sum_axis is not None:
+            mixed = jax.lax.psum(mixed, self.sum_axis)  # type: ignore[no-untyped-call]
+        return mixed
 
     @property
     def _layers(self) -> tuple[ExpertLinear, ExpertLinear, ExpertLinear]:

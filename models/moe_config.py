@@ -23,6 +23,8 @@ class ExpertsConfig:
       swiglu_limit: what gates and values are clamped to.
       dense_layers: layers that have an ordinary MLP instead.
       is_mxfp4: the weights of the experts are stored in MXFP4.
+      num_experts_here: how many of the experts one device has, where they are split over several;
+        None: all.
     """
 
     num_experts: int
@@ -36,6 +38,7 @@ class ExpertsConfig:
     swiglu_limit: float = 7.0
     dense_layers: tuple[int, ...] = ()
     is_mxfp4: bool = False
+    num_experts_here: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_experts_per_token > self.num_experts:

@@ -4,12 +4,12 @@ Tensors travel one by one, each cast on the way, so the host never holds the mod
 weights themselves, loading needs about the memory of the largest tensor.
 """
 
+import dataclasses
 import functools
 import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -127,6 +127,7 @@ def load_params(
     dtype: str,
     quantization: str | None = None,
     shardings: Any = None,
+    kv_head_copies: int = 1,
     progress: bool = True,
 ) -> nnx.State[Any, Any]:
     """Return the model's parameters, read from `source`, cast to `dtype`, and quantised.
@@ -138,6 +139,7 @@ def load_params(
       quantization: format of the linear layers' weights, see `quantize_layers`.
       shardings: tree of shardings like the parameters', see `param_shardings`; None puts all on
         the first device. A device reads only its own slice.
+      kv_head_copies: how often each kv head is there, one after the other (`TensorParallel`).
       progress: show a bar on standard error.
 
     Raises:
@@ -148,7 +150,8 @@ def load_params(
         source = arrange(source)
     _, abstract = abstract_model(config, dtype=dtype)
     tensors = _match_tensors(config, abstract, source)
-    _, target = abstract_model(config, dtype=dtype, quantization=quantization)
+    stored = dataclasses.replace(config, num_kv_heads=kv_head_copies * config.num_kv_heads)
+    _, target = abstract_model(stored, dtype=dtype, quantization=quantization)
     if shardings is None:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shardings = jax.tree.map(lambda _: device, target)
@@ -163,7 +166,9 @@ def load_params(
             is_quantized = path not in wanted
             place = places[(*path, "values") if is_quantized else path]
             # The tensor gets no name here: it must be gone before the next one is read.
-            array = _to_device(tensor.read(source), leaf.dtype, place)
+            array = _to_device(
+                _repeat_kv_heads(tensor.read(source), leaf, kv_head_copies), leaf.dtype, place
+            )
             bar.update(array.nbytes)
             if is_quantized and quantization is not None:
                 num_output_axes = len(wanted[*path, "scales"].shape)
@@ -193,6 +198,13 @@ def _quantizer(
     return jax.jit(quantize, out_shardings=dict(shardings))
 
 
+def _repeat_kv_heads(values: np.ndarray, leaf: Any, copies: int) -> np.ndarray:
+    axes = leaf.get_metadata("out_sharding")
+    if copies == 1 or "kv_heads" not in axes:
+        return values
+    return np.repeat(values, copies, axis=axes.index("kv_heads"))
+
+
 def _to_device(values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding) -> jax.Array:
     def device_slice(index: tuple[slice, ...] | None) -> np.ndarray:
         part = values[index]
@@ -207,7 +219,7 @@ def _to_device(values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Shard
     return array
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Place:
     """Where a parameter lies: a range of a tensor's first axis; `stop` is None for all of it."""
 
@@ -273,7 +285,7 @@ def _checkpoint_shape(shape: tuple[int, ...], rule: WeightRule) -> tuple[int, ..
     return (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Entry:
     """One tensor of a safetensors file; `data` is its bytes, uint8 `[num_bytes]`."""
 

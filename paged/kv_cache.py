@@ -11,6 +11,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import NamedSharding
+
+from paged.sharding import replicated
 
 NULL_BLOCK = 0
 """Id of the block that no request owns; padding tokens are written there."""
@@ -100,7 +103,7 @@ class KVCache:
 
 
 def allocate_kv_cache(
-    spec: KVCacheSpec, num_blocks: int, sharding: jax.sharding.Sharding | None = None
+    spec: KVCacheSpec, num_blocks: int, sharding: NamedSharding | None = None
 ) -> KVCache:
     """Return a zeroed cache of `num_blocks` blocks.
 
@@ -110,7 +113,8 @@ def allocate_kv_cache(
     Args:
       spec: what a block holds.
       num_blocks: blocks in the pool, the null block included; at least 2.
-      sharding: placement of each layer's array; None leaves it to JAX.
+      sharding: placement of each layer's array, on a mesh; every device of it holds all token
+        ids. None leaves both to JAX.
 
     Raises:
       ValueError: if fewer than two blocks are asked for.
@@ -121,4 +125,5 @@ def allocate_kv_cache(
         )
     shape = spec.layer_shape(num_blocks)
     layers = tuple(jnp.zeros(shape, spec.dtype, device=sharding) for _ in range(spec.num_layers))
-    return KVCache(layers, jnp.zeros((num_blocks, spec.block_size), jnp.int32))
+    everywhere = None if sharding is None else replicated(sharding.mesh)
+    return KVCache(layers, jnp.zeros((num_blocks, spec.block_size), jnp.int32, device=everywhere))

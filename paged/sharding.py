@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 TENSOR_AXIS = "tp"
 """Mesh axis of tensor parallelism."""
@@ -28,6 +28,8 @@ class ShardingRules:
       vocab: entries of the vocabulary.
       q_heads, kv_heads: attention heads.
       mlp: intermediate features of the MLP.
+      experts: experts of a mixture. Where they are split, each is whole on its device: the "mlp"
+        axis of the same array is not split then.
       embed: features of the residual stream.
       head_dim: features of one head.
       layers: stacked layers.
@@ -39,6 +41,7 @@ class ShardingRules:
     q_heads: str | None = TENSOR_AXIS
     kv_heads: str | None = TENSOR_AXIS
     mlp: str | None = TENSOR_AXIS
+    experts: str | None = None
     embed: str | None = None
     head_dim: str | None = None
     layers: str | None = None
@@ -54,6 +57,11 @@ class ShardingRules:
             if name is not None and name not in known:
                 raise ValueError(f"logical axis {name!r} has no rule; the rules are {known}.")
         mesh_axes = [None if name is None else getattr(self, name) for name in logical_axes]
+        if "experts" in logical_axes and self.experts is not None:
+            mesh_axes = [
+                None if name == "mlp" else axis
+                for name, axis in zip(logical_axes, mesh_axes, strict=True)
+            ]
         used = [axis for axis in mesh_axes if axis is not None]
         for axis in used:
             if used.count(axis) > 1:
@@ -83,6 +91,11 @@ class ShardingRules:
         return self.partition_spec(KV_CACHE_AXES)
 
 
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """Return the placement of an array that every device of `mesh` holds whole."""
+    return NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+
+
 def tensor_parallel_mesh(num_devices: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Return a mesh of `num_devices` devices along the tensor axis.
 
@@ -96,8 +109,9 @@ def tensor_parallel_mesh(num_devices: int, devices: Sequence[jax.Device] | None 
     available = jax.devices() if devices is None else list(devices)
     if not 1 <= num_devices <= len(available):
         raise ValueError(
-            f"num_devices={num_devices} must be between 1 and the {len(available)} devices "
-            "that are present."
+            f"num_devices={num_devices} must be between 1 and the {len(available)} "
+            f"{available[0].platform} devices that are present; to try more on a CPU, set "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={max(num_devices, 2)}."
         )
     return jax.make_mesh(
         (num_devices,),

@@ -30,6 +30,8 @@ _COMPILED_IN = (
     "disable_hybrid_kv_cache_manager",
     "attention_backend",
     "linear_backend",
+    "tensor_parallel_size",
+    "enable_expert_parallel",
 )
 
 

@@ -23,13 +23,15 @@ def choose_backends(
 
     Args:
       config: settings in which everything else is resolved.
-      model: shape of the model.
+      model: shape of what one device computes.
       platform: a JAX platform name, see `paged.backends.current_platform`.
       progress: show a bar on standard error while compiling.
 
     Raises:
       ValueError: if a named backend cannot be had; the message gives the reason.
     """
+    if platform == "cpu" and config.tensor_parallel_size > 1:
+        config = _without_native(config)
     return dataclasses.replace(
         config,
         attention_backend=_attention_backend(config, model, platform, progress=progress),
@@ -40,6 +42,28 @@ def choose_backends(
             cache_dir=config.native_cache_dir,
             progress=progress,
         ),
+    )
+
+
+def _without_native(config: EngineConfig) -> EngineConfig:
+    """Return settings for several devices on a CPU, which the native kernels do not know of."""
+    for name in ("attention_backend", "linear_backend"):
+        if getattr(config, name) == "native":
+            raise ValueError(
+                f"{name}='native' serves one device, but tensor_parallel_size="
+                f"{config.tensor_parallel_size}; use 'xla' or 'auto', or tensor_parallel_size=1."
+            )
+    if "auto" in (config.attention_backend, config.linear_backend):
+        logger.warning(
+            "Attention and linear layers run on XLA, which is slower: the native CPU kernels serve "
+            "one device, and tensor_parallel_size=%d.",
+            config.tensor_parallel_size,
+        )
+    chosen = {"auto": "xla"}
+    return dataclasses.replace(
+        config,
+        attention_backend=chosen.get(config.attention_backend, config.attention_backend),
+        linear_backend=chosen.get(config.linear_backend, config.linear_backend),
     )
 
 

@@ -24,6 +24,7 @@ class MemoryBudget:
       weight_bytes: of the parameters.
       activation_bytes: peak of temporaries in the largest step.
       shared_with_host: the device is the host itself (a CPU).
+      num_devices: how many have as much to hold; those of a CPU share its memory.
     """
 
     total_bytes: int
@@ -31,10 +32,11 @@ class MemoryBudget:
     weight_bytes: int
     activation_bytes: int
     shared_with_host: bool
+    num_devices: int = 1
 
 
 def available_kv_bytes(budget: MemoryBudget, utilization: float) -> int:
-    """Return the bytes that the KV cache may take.
+    """Return the bytes that the KV cache may take on each device.
 
     On an accelerator the engine may use `utilization` of the whole device, weights included; on a
     CPU it takes that share of what is free, at most 2 GiB.
@@ -44,7 +46,8 @@ def available_kv_bytes(budget: MemoryBudget, utilization: float) -> int:
     """
     needed = budget.weight_bytes + budget.activation_bytes
     if budget.shared_with_host:
-        available = min(int(budget.free_bytes * utilization) - needed, _MAX_CPU_KV_BYTES)
+        share_bytes = int(budget.free_bytes * utilization) // budget.num_devices
+        available = min(share_bytes - needed, _MAX_CPU_KV_BYTES // budget.num_devices)
     else:
         used = budget.total_bytes - budget.free_bytes
         available = int(budget.total_bytes * utilization) - used - needed

@@ -32,9 +32,9 @@ class EngineConfig:
         "interactivity" has the next token of many users come sooner: finer buckets, and parts of at
         most an eighth of the budget for prompts that are not alone.
       block_size: tokens per KV block.
-      gpu_memory_utilization: share of the device's memory for weights, activations and KV; on a
+      gpu_memory_utilization: share of each device's memory for weights, activations and KV; on a
         CPU, the share of free memory that KV may take (and at most 2 GiB unless set otherwise).
-      kv_cache_memory_bytes: bytes of KV, instead of the share.
+      kv_cache_memory_bytes: bytes of KV on each device, instead of the share.
       num_gpu_blocks_override: blocks of KV, instead of the computed number.
       enable_prefix_caching: reuse the KV of equal prefixes.
       kv_cache_dtype: element type of the KV cache; "auto" is the model's, "fp8" is "fp8_e4m3".
@@ -66,6 +66,10 @@ class EngineConfig:
       generation_config: "auto" takes sampling defaults from the checkpoint, "vllm" ignores them.
       compilation_cache_dir: folder of compiled programs; None turns the cache off.
       native_cache_dir: folder of the C++ kernels, which are compiled on first use.
+      tensor_parallel_size: devices that share the model: heads, MLP features and vocabulary are
+        split over them.
+      enable_expert_parallel: in a mixture of experts, give each of them whole experts instead of a
+        part of every expert.
       artifact: folder of programs exported by `paged compile`, to be used instead of tracing the
         model; settings that are inside them must agree. None traces it.
     """
@@ -101,6 +105,8 @@ class EngineConfig:
     generation_config: str = "auto"
     compilation_cache_dir: str | None = DEFAULT_COMPILATION_CACHE_DIR
     native_cache_dir: str = DEFAULT_NATIVE_CACHE_DIR
+    tensor_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     artifact: str | None = None
 
     def __post_init__(self) -> None:
@@ -108,6 +114,7 @@ class EngineConfig:
             _check_positive(name, getattr(self, name))
         for name in ("kv_cache_memory_bytes", "num_gpu_blocks_override", "max_num_queued_reqs"):
             _check_positive(name, getattr(self, name))
+        _check_positive("tensor_parallel_size", self.tensor_parallel_size)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(
                 f"gpu_memory_utilization={self.gpu_memory_utilization} must be in (0, 1]."

@@ -8,13 +8,11 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-import jax
+from jax.sharding import Mesh
 
 from paged import backends
-from paged.kv_cache import allocate_kv_cache
 from paged.models.artifact import ArtifactWriter
 from paged.models.checkpoint import open_checkpoint
-from paged.models.forward import abstract_model
 from paged.scheduler.artifacts import artifact_settings
 from paged.scheduler.capacity import check_one_request_fits
 from paged.scheduler.config import EngineConfig, StepLimits
@@ -25,7 +23,9 @@ from paged.scheduler.loading import (
     resolve_config,
     size_kv_cache,
 )
+from paged.scheduler.placement import Placement
 from paged.scheduler.step_programs import compile_programs, step_layout
+from paged.sharding import TENSOR_AXIS
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +66,13 @@ def compile_artifact(
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = open_checkpoint(model, revision=revision, token=token, cache_dir=models_cache_dir)
     shape = checkpoint.model_config
-    with _compiling_for(gpu):
+    with _compiling_for(gpu, config.tensor_parallel_size) as mesh:
         is_cpu = backends.current_platform() == "cpu"
         config = resolve_config(_exportable(config) if is_cpu else config, shape)
         limits, groups = StepLimits.of(config), cache_groups(config, shape)
-        spec = kv_cache_spec(config, shape, groups)
-        num_blocks = size_kv_cache(spec, config, shape)
+        placement = Placement.of(config, shape.for_context(limits.max_model_len), mesh)
+        spec = kv_cache_spec(config, placement.split.part, groups)
+        num_blocks = size_kv_cache(spec, config, placement)
         check_one_request_fits(
             spec,
             num_blocks,
@@ -80,13 +81,6 @@ def compile_artifact(
             num_tokens_in_flight=limits.max_num_batched_tokens,
         )
         config = dataclasses.replace(config, num_gpu_blocks_override=num_blocks)
-        graphdef, params = abstract_model(
-            shape.for_context(limits.max_model_len),
-            dtype=config.dtype,
-            attention_backend=config.attention_backend,
-            cache_groups=groups,
-            quantization=config.quantization,
-        )
         writer = ArtifactWriter(folder, "cpu" if is_cpu else "cuda")
         table = make_bucket_table(config)
         logger.info("Exporting %d shapes of a step to %s.", len(table.buckets), folder)
@@ -98,11 +92,11 @@ def compile_artifact(
                 vocab_size=shape.vocab_size,
                 num_groups=len(groups),
             ),
-            graphdef,
-            params,
-            jax.eval_shape(lambda: allocate_kv_cache(spec, num_blocks)),
+            placement.graphdef(config, groups),
+            placement.abstract_params(config),
+            placement.abstract_kv_cache(spec, num_blocks),
             max_num_seqs=limits.max_num_seqs,
-            store=writer,
+            store=placement.programs(writer),
             progress=progress,
         )
         writer.finish(artifact_settings(config, shape))
@@ -123,14 +117,15 @@ def _exportable(config: EngineConfig) -> EngineConfig:
 
 
 @contextlib.contextmanager
-def _compiling_for(gpu: str | None) -> Iterator[None]:
+def _compiling_for(gpu: str | None, num_devices: int) -> Iterator[Mesh | None]:
+    """Yield the devices that are not here; None for those of this machine."""
     if gpu is None:
-        yield
+        yield None
         return
     # Imported here: it needs JAX's CUDA plugin only for this.
     from paged.gpu.aot import Target
 
-    target = Target(gpu)
+    target = Target(gpu, {TENSOR_AXIS: num_devices})
     pool_bytes = int(_POOL_SHARE * target.memory_bytes)
     with backends.compiling_for(target.device, memory_bytes=pool_bytes):
-        yield
+        yield target.mesh

@@ -19,7 +19,7 @@ from paged.backends import (
 )
 from paged.block_copy import MAX_STAGED_BYTES
 from paged.cache_groups import CacheGroup, group_layers, one_group
-from paged.kv_cache import KVCacheSpec, allocate_kv_cache
+from paged.kv_cache import KVCacheSpec
 from paged.models.artifact import Artifact, ArtifactPrograms
 from paged.models.checkpoint import Checkpoint, open_checkpoint
 from paged.models.compilation import make_cache_directory, no_persistent_cache, persistent_cache
@@ -45,6 +45,7 @@ from paged.scheduler.config import EngineConfig, StepLimits
 from paged.scheduler.engine import Engine
 from paged.scheduler.eviction.policies import make_policy
 from paged.scheduler.offloading import BlockMover, check_offloading, make_tiers
+from paged.scheduler.placement import Placement, split_of
 from paged.scheduler.prefix_cache import PrefixHasher
 from paged.scheduler.runner import ModelRunner
 from paged.scheduler.scheduler import Scheduler
@@ -122,11 +123,12 @@ def load_engine(
         "Starting to load model %s (%s).", checkpoint.name, checkpoint.model_config.architecture
     )
     limits = StepLimits.of(config)
+    placement = Placement.of(config, checkpoint.model_config.for_context(limits.max_model_len))
     groups = cache_groups(config, checkpoint.model_config)
     windows = tuple(group.sliding_window for group in groups)
-    spec = kv_cache_spec(config, checkpoint.model_config, groups)
+    spec = kv_cache_spec(config, placement.split.part, groups)
     # Before the weights: a pool too small should not cost the minutes that those may take.
-    num_blocks = size_kv_cache(spec, config, checkpoint.model_config)
+    num_blocks = size_kv_cache(spec, config, placement)
     in_flight = limits.max_num_batched_tokens
     check_one_request_fits(
         spec, num_blocks, limits.max_model_len, windows, num_tokens_in_flight=in_flight
@@ -143,7 +145,7 @@ def load_engine(
     _check_tiers(config, windows)
     hasher = PrefixHasher(config.prefix_caching_hash_algo)
     runner, tiers = _load_runner(
-        checkpoint, config, spec, num_blocks, groups, phases, progress=progress
+        checkpoint, config, placement, spec, num_blocks, groups, phases, progress=progress
     )
     logger.info(
         "Ready in %.1f s: %s.",
@@ -207,6 +209,7 @@ def _make_scheduler(
 def _load_runner(
     checkpoint: Checkpoint,
     config: EngineConfig,
+    placement: Placement,
     spec: KVCacheSpec,
     num_blocks: int,
     groups: tuple[CacheGroup, ...],
@@ -215,24 +218,19 @@ def _load_runner(
     progress: bool,
 ) -> tuple[ModelRunner, TierManager | None]:
     """Load the weights, allocate the KV cache and its tiers, and compile every step."""
-    limits = StepLimits.of(config)
-    model = checkpoint.model_config.for_context(limits.max_model_len)
-    graphdef, _ = abstract_model(
-        model,
-        dtype=config.dtype,
-        attention_backend=config.attention_backend,
-        cache_groups=groups,
-        quantization=config.quantization,
-    )
+    limits, model = StepLimits.of(config), placement.split.config
+    graphdef = placement.graphdef(config, groups)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         # Gigabytes of zeros on a CPU, written while the weights are read.
-        allocating = pool.submit(allocate_kv_cache, spec, num_blocks)
+        allocating = pool.submit(placement.allocate_kv_cache, spec, num_blocks)
         with _phase(phases, "load weights"), contextlib.closing(checkpoint.open_source()) as source:
             params = load_params(
                 model,
                 source,
                 dtype=config.dtype,
                 quantization=config.quantization,
+                shardings=placement.param_shardings(config),
+                kv_head_copies=placement.split.kv_head_copies,
                 progress=progress,
             )
             if config.linear_backend == "native":
@@ -257,7 +255,8 @@ def _load_runner(
     logger.info("Compiling for %d shapes of a step.", len(table.buckets))
     with _phase(phases, "compile steps"):
         with no_persistent_cache():
-            runner.warmup(table, store=_program_source(config, model, groups), progress=progress)
+            store = placement.programs(_program_source(config, model, groups))
+            runner.warmup(table, store=store, progress=progress)
         with persistent_cache(config.compilation_cache_dir):
             mover.warmup()
     return runner, tiers
@@ -282,7 +281,8 @@ def _program_source(
     artifact = None if config.artifact is None else Artifact.open(config.artifact)
     store = ExecutableStore(
         path and path / "executables",
-        f"{model} {groups} {config.dtype} {config.attention_backend} {config.linear_backend}",
+        f"{model} {groups} {config.dtype} {config.attention_backend} {config.linear_backend} "
+        f"{config.tensor_parallel_size} {config.enable_expert_parallel}",
         "" if artifact is None else artifact.digest,
     )
     return store if artifact is None else ArtifactPrograms(artifact, store)
@@ -308,7 +308,7 @@ def _check_tiers(config: EngineConfig, windows: Sequence[int | None]) -> None:
 def kv_cache_spec(
     config: EngineConfig, model: ModelConfig, groups: Sequence[CacheGroup]
 ) -> KVCacheSpec:
-    """Return what a block of the cache holds; `config` is resolved."""
+    """Return what a block holds on a device that computes `model`; `config` is resolved."""
     return KVCacheSpec(
         num_layers=max(len(group.layers) for group in groups),
         num_kv_heads=model.num_kv_heads,
@@ -377,25 +377,35 @@ def resolve_config(
     )
     if config.artifact is not None:
         return resolved  # its programs have their backends inside
-    return choose_backends(resolved, model, platform, progress=progress)
+    return choose_backends(resolved, split_of(config, model).part, platform, progress=progress)
 
 
-def size_kv_cache(spec: KVCacheSpec, config: EngineConfig, model: ModelConfig) -> int:
-    """Return the number of KV blocks, the null block included."""
+def size_kv_cache(spec: KVCacheSpec, config: EngineConfig, placement: Placement) -> int:
+    """Return the number of KV blocks, the null block included.
+
+    Args:
+      spec: what a block holds on one device.
+      config: resolved settings.
+      placement: the devices.
+    """
+    part = placement.split.part
     if config.num_gpu_blocks_override is not None:
         if config.artifact is not None:
-            weights = weight_bytes(config, model)
+            weights = weight_bytes(config, part)
             check_artifact_fits(spec, config.num_gpu_blocks_override, weights)
         return config.num_gpu_blocks_override
     if config.kv_cache_memory_bytes is not None:
         return spec.blocks_that_fit(config.kv_cache_memory_bytes)
-    memory = device_memory()
+    memory = placement.memory()
+    # The head's logits are gathered before they are sampled from: all are on every device.
+    widest = dataclasses.replace(part, vocab_size=placement.split.config.vocab_size)
     budget = MemoryBudget(
         total_bytes=memory.total_bytes,
         free_bytes=memory.free_bytes,
-        weight_bytes=weight_bytes(config, model),
-        activation_bytes=activation_bytes(config, model) + staging_bytes(config),
+        weight_bytes=weight_bytes(config, part),
+        activation_bytes=activation_bytes(config, widest) + staging_bytes(config),
         shared_with_host=current_platform() == "cpu",
+        num_devices=placement.split.size,
     )
     available = available_kv_bytes(budget, config.gpu_memory_utilization)
     logger.info("Available KV cache memory: %.2f GiB", available / GIB)
@@ -403,7 +413,7 @@ def size_kv_cache(spec: KVCacheSpec, config: EngineConfig, model: ModelConfig) -
 
 
 def weight_bytes(config: EngineConfig, model: ModelConfig) -> int:
-    """Return the bytes that the parameters will take."""
+    """Return the bytes that the parameters of `model` will take."""
     _, params = abstract_model(model, dtype=config.dtype, quantization=config.quantization)
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
@@ -452,6 +462,8 @@ def _cache_info(config: EngineConfig, num_blocks: int) -> dict[str, str]:
         "num_gpu_blocks_override": str(config.num_gpu_blocks_override),
         "prefix_cache_policy": config.prefix_cache_policy,
         "prefix_caching_hash_algo": config.prefix_caching_hash_algo,
+        "tensor_parallel_size": str(config.tensor_parallel_size),
+        "enable_expert_parallel": str(config.enable_expert_parallel),
     }
 
 

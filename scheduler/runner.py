@@ -101,7 +101,9 @@ class ModelRunner:
         self._leaves = tuple(jax.tree.leaves(params))
         self._head_params = split_head(graphdef, params)[1]
         self._kv_cache = kv_cache
-        self._last_tokens = jnp.zeros(max_num_seqs, jnp.int32)
+        # Like the token ids of the cache, on every device that it is split over.
+        everywhere = kv_cache.token_ids.sharding
+        self._last_tokens = jnp.zeros(max_num_seqs, jnp.int32, device=everywhere)
         self._rows = RowTable(max_num_seqs, max_blocks_per_seq, num_groups)
         self._vocab_size = vocab_size
         self._block_mover = block_mover

@@ -45,6 +45,7 @@ def add_engine_options(
     """
     defaults = EngineConfig()
     _add_model_options(parser, defaults)
+    _add_parallel_options(parser, defaults)
     _add_memory_options(parser, defaults)
     _add_prefix_cache_options(parser, defaults, prefix_cache_policy)
     _add_scheduling_options(parser, defaults, max_num_seqs)
@@ -121,6 +122,24 @@ def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) 
         metavar="DIR",
         help="programs that `paged compile` exported for this model and these settings; the model "
         "is not traced then, and Triton is not needed",
+    )
+
+
+def _add_parallel_options(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:
+    group = parser.add_argument_group("several devices")
+    group.add_argument(
+        "--tensor-parallel-size",
+        "-tp",
+        type=size,
+        default=defaults.tensor_parallel_size,
+        metavar="N",
+        help="devices that share the model; must divide its heads, MLP features and vocabulary",
+    )
+    group.add_argument(
+        "--enable-expert-parallel",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.enable_expert_parallel,
+        help="split a mixture by experts: each device has whole ones",
     )
 
 

@@ -48,6 +48,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         generation_config=args.generation_config,
         compilation_cache_dir=_compilation_cache_dir(args),
         native_cache_dir=native_cache_dir(args),
+        tensor_parallel_size=args.tensor_parallel_size,
+        enable_expert_parallel=args.enable_expert_parallel,
         artifact=args.artifact and os.path.expanduser(args.artifact),
     )
 

@@ -1,9 +1,9 @@
-"""Hygiene for every test: strict dtypes and ranks, four faked CPU devices, data paths."""
+"""Hygiene for every test: strict dtypes and ranks, eight faked CPU devices, data paths."""
 
 import os
 
 # Before the first import of jax: sharding tests need more than one device.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import logging

@@ -36,12 +36,13 @@ REACHES_DOWN = {
     "roofline",  # asks KVCacheSpec and ModelConfig for sizes
     "row_table",  # asks for sampling parameters as the device reads them
     "offloading",  # makes what moves blocks on the device
+    "placement",  # places parameters and cache on devices
     "output_processor",  # hands the tokenizer to what decodes
     "runner",  # calls the compiled steps
     "step_programs",  # compiles them
     "transfer",  # copies blocks of the cache
 }
-USES_JAX = {"exporting", "loading", "runner", "transfer"}
+USES_JAX = {"exporting", "loading", "placement", "runner", "transfer"}
 JAX = {"jax", "jaxlib", "flax", "jaxtyping", "optax", "orbax"}
 
 # Libraries that belong to the top floor alone.

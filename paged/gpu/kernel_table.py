@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from paged.attention import ragged_paged_attention
+from paged.expert_product import expert_product
 from paged.gpu.aot import Report, Target
 from paged.int4_product import int4_product
 from paged.kv_write import write_kv
@@ -160,6 +161,25 @@ def compile_product(target: Target, num_rows: int) -> Report:
     )
 
 
+# Pairs of a row and one of 128 experts: 64 and 1,024 tokens with 8 experts each.
+EXPERT_PRODUCTS: dict[str, int] = {"512 rows": 512, "8,192 rows": 8192}
+
+
+def compile_expert_product(target: Target, num_rows: int) -> Report:
+    """Compile a product of 128 groups of rows with experts for a target: Qwen3-30B-A3B's up."""
+    num_experts, num_outputs, num_inputs = 128, 768, 2048
+
+    def step(x: jax.Array, weights: jax.Array, ends: jax.Array) -> jax.Array:
+        return expert_product(x, weights, None, ends, backend="triton")
+
+    return target.compile(
+        jax.jit(step),
+        target.struct((num_rows, num_inputs), jnp.bfloat16),
+        target.struct((num_experts, num_outputs, num_inputs), jnp.bfloat16),
+        target.struct((num_experts,), jnp.int32),
+    )
+
+
 def rows(name: str, target: Target, report: Report) -> Iterator[str]:
     """Yield the lines of the table for one call, or one product."""
     for kernel in report.kernels:
@@ -203,6 +223,11 @@ def main() -> None:
     for name, num_rows in PRODUCTS.items():
         for target in map(Target, TABLE_TARGETS):
             print("\n".join(rows(name, target, compile_product(target, num_rows))), flush=True)
+    for name, num_rows in EXPERT_PRODUCTS.items():
+        for target in map(Target, TABLE_TARGETS):
+            print(
+                "\n".join(rows(name, target, compile_expert_product(target, num_rows))), flush=True
+            )
 
 
 if __name__ == "__main__":

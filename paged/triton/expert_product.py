@@ -61,7 +61,8 @@ def row_tiles(group_ends: Array, num_rows: int, tile_rows: int) -> tuple[Array, 
     group_starts = jnp.concatenate([jnp.zeros(1, jnp.int32), group_ends[:-1]])
     tile_ends = jnp.cumsum(-((group_starts - group_ends) // tile_rows)).astype(jnp.int32)
     tiles = jnp.arange(-(-num_rows // tile_rows) + min(num_experts, num_rows), dtype=jnp.int32)
-    experts = jnp.searchsorted(tile_ends, tiles, side="right").astype(jnp.int32)
+    # By comparing all: a search would be a loop, which the host drives on a GPU.
+    experts = jnp.searchsorted(tile_ends, tiles, side="right", method="compare_all")
     known = jnp.minimum(experts, num_experts - 1)
     tile_starts = jnp.concatenate([jnp.zeros(1, jnp.int32), tile_ends[:-1]])
     return experts, group_starts[known] + (tiles - tile_starts[known]) * tile_rows

@@ -15,13 +15,28 @@ from paged.metadata import AttentionMetadata
 from paged.models.batch import ForwardBatch
 from paged.models.config import ModelConfig
 from paged.models.forward import abstract_model, compute_logits, forward
+from paged.models.programs import Program
+from paged.models.sharded_programs import ShardedPrograms
+from paged.models.tensor_parallel import TensorParallel
+from paged.sharding import KV_CACHE_AXES, ShardingRules
 
+RULES = ShardingRules()
 BLOCK_SIZE = 4
 NUM_TOKENS, NUM_SEQS, MAX_BLOCKS = 64, 3, 16  # one static shape, so one compilation per model
 
 
+class Jitted:
+    """A source whose programs are compiled when they are first called."""
+
+    def make(self, program: Program) -> Any:
+        return jax.jit(program.function, donate_argnums=program.donated)
+
+
 class PagedModel:
-    """A model, its cache and the block tables of the sequences it has seen, by cache group."""
+    """A model, its cache and the block tables of the sequences it has seen, by cache group.
+
+    With a `mesh` the parameters are those of `TensorParallel(config, mesh.size).whole`, split.
+    """
 
     def __init__(
         self,
@@ -33,17 +48,23 @@ class PagedModel:
         cache_sharding: jax.sharding.Sharding | None = None,
         cache_groups: tuple[CacheGroup, ...] | None = None,
         attention_backend: str = "xla",
+        mesh: jax.sharding.Mesh | None = None,
+        rules: ShardingRules = RULES,
     ) -> None:
         self.groups = groups = cache_groups or one_group(config.num_layers)
+        split = TensorParallel(config, 1 if mesh is None else mesh.size, rules)
+        if mesh is not None:
+            cache_sharding = rules.named_sharding(mesh, KV_CACHE_AXES)
         graphdef, _ = abstract_model(
-            config,
+            split.part,
             dtype=dtype,
             attention_backend=attention_backend,
             cache_groups=cache_groups,
             quantization=quantization,
+            split_by=None if mesh is None else rules,
         )
         spec = KVCacheSpec(
-            layers_per_group(groups), config.num_kv_heads, config.head_dim, BLOCK_SIZE, dtype
+            layers_per_group(groups), split.whole.num_kv_heads, config.head_dim, BLOCK_SIZE, dtype
         )
         num_blocks = 1 + len(groups) * NUM_SEQS * MAX_BLOCKS
         self.params = params
@@ -58,7 +79,9 @@ class PagedModel:
             hidden, cache = forward(graphdef, params, cache, batch)
             return compute_logits(graphdef, params, hidden), cache
 
-        self._step = jax.jit(step, donate_argnums=1)
+        source = Jitted() if mesh is None else ShardedPrograms(mesh, Jitted())
+        arguments = (params, self.cache, self._batch({}))
+        self._step = source.make(Program("step", step, arguments, (0, self.cache), donated=(1,)))
 
     def logits(self, chunks: Mapping[int, Sequence[int]]) -> dict[int, np.ndarray]:
         """Append the chunks to their sequences; return float32 `[len(chunk), vocab]` of each."""

@@ -11,20 +11,25 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import export
 
 from paged.kv_cache import KVCache
+from paged.models.artifact import Artifact
 from paged.models.config import ModelConfig
 from paged.models.forward import abstract_model, split_head
 from paged.models.packing import BatchLayout
 from paged.models.programs import Program
+from paged.models.sharded_programs import ShardedPrograms
 from paged.models.step import (
     compile_forward,
     compile_greedy,
     compile_resize,
     compile_sample,
 )
+from paged.models.tensor_parallel import TensorParallel
 from paged.scheduler.config import EngineConfig
 from paged.scheduler.exporting import compile_artifact
+from paged.sharding import KV_CACHE_AXES
 from tests.server.process import ROOT
 
 pytestmark = pytest.mark.aot
@@ -60,15 +65,17 @@ LAYOUT = BatchLayout(64, 64, 512, max_logit_edits=8, vocab_size=MODEL.vocab_size
 class Deviceless:
     """A source whose programs are reports on what an absent GPU would run."""
 
-    def __init__(self, target_name: str) -> None:
+    def __init__(self, target_name: str, num_devices: int = 1) -> None:
         from paged.gpu.aot import Target
 
-        self.target = Target(target_name)
+        self.target = Target(target_name, {"tp": num_devices})
 
     def make(self, program: Program):
-        arguments = jax.tree.map(
-            lambda leaf: self.target.struct(leaf.shape, leaf.dtype), program.arguments
-        )
+        def struct(leaf):
+            sharding = getattr(leaf, "sharding", None)
+            return self.target.struct(leaf.shape, leaf.dtype, *(sharding.spec if sharding else ()))
+
+        arguments = jax.tree.map(struct, program.arguments)
         jitted = jax.jit(program.function, donate_argnums=program.donated)
         return self.target.compile(jitted, *arguments)
 
@@ -97,6 +104,43 @@ def test_a_greedy_decode_step_is_two_graphs_and_copies_no_cache(target_name: str
     # Both layers and the token ids are updated where they are.
     assert forward.alias_bytes == 2 * LAYER_BYTES + NUM_BLOCKS * BLOCK_SIZE * 4
     assert forward.temp_bytes < LAYER_BYTES
+
+
+def test_eight_gpus_tell_each_other_no_more_than_they_must():
+    source, split = Deviceless("h200", 8), TensorParallel(MODEL, 8)
+    mesh = source.target.mesh
+    graphdef, _ = abstract_model(
+        split.part, dtype="bfloat16", attention_backend="triton", split_by=split.rules
+    )
+    params = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        model()[1],
+        split.param_shardings(mesh, dtype="bfloat16"),
+    )
+    heads = split.rules.named_sharding(mesh, KV_CACHE_AXES)
+    cache = abstract_cache()
+    layers = tuple(
+        jax.ShapeDtypeStruct(layer.shape, layer.dtype, sharding=heads) for layer in cache.layers
+    )
+    cache = KVCache(layers, cache.token_ids)
+    store = ShardedPrograms(mesh, source)
+    forward = compile_forward(store, graphdef, params, cache, LAYOUT, max_num_seqs=NUM_ROWS)
+    # Two for each of two layers, and one for the embedding.
+    assert forward.collectives == {"all-reduce": 2 * 2 + 1}
+    assert forward.alias_bytes == 2 * LAYER_BYTES // 8 + NUM_BLOCKS * BLOCK_SIZE * 4
+    assert forward.largest_copy_bytes < LAYER_BYTES // 8 // 100
+    assert {"attention_kernel"} <= {kernel.name for kernel in forward.kernels}
+    whole_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+    assert forward.argument_bytes < (whole_bytes + 2 * LAYER_BYTES) / 8 * 1.05
+
+    head, head_params = split_head(graphdef, params)
+    greedy = compile_greedy(store, head, head_params, LAYOUT, max_num_seqs=NUM_ROWS)
+    assert greedy.collectives == {"all-gather": 1}
+    sample = compile_sample(
+        store, head, head_params, cache, LAYOUT, max_num_seqs=NUM_ROWS, max_logprobs=20
+    )
+    # The logits; and once more in a branch, for log probabilities of a batch that changes them.
+    assert sample.collectives == {"all-gather": 2}
 
 
 def test_what_keeps_the_sampler_out_of_one_graph():
@@ -192,3 +236,21 @@ def test_artifact_for_an_absent_gpu_needs_no_triton(small_model, tmp_path):
     assert result["copied"] < 2**20
     # Steps of 8 and 64 tokens; greedy and sampler of 8 rows.
     assert result["programs"] == len(list(tmp_path.glob("*.stablehlo"))) == 4
+
+
+def test_artifact_for_several_gpus_is_exported_for_all_of_them(small_model, tmp_path):
+    config = EngineConfig(
+        dtype="bfloat16",
+        max_model_len=512,
+        max_num_seqs=8,
+        max_num_batched_tokens=8,
+        tensor_parallel_size=2,
+        compilation_cache_dir=None,
+    )
+    compile_artifact(str(small_model), config, tmp_path, gpu="h200", progress=False)
+    artifact = Artifact.open(tmp_path)
+    assert artifact.settings["tensor_parallel_size"] == 2
+    # Each GPU has a copy of the one kv head: as many blocks as with one GPU, but for the weights.
+    assert artifact.settings["num_gpu_blocks_override"] * 8192 > 0.9 * 0.75 * 150.1e9
+    exported = [export.deserialize(bytearray(artifact.read(name))) for name in artifact.programs]
+    assert [program.nr_devices for program in exported] == [2, 2, 2]

@@ -14,8 +14,10 @@ import pytest
 from paged.models.config import ModelConfig
 from paged.models.forward import abstract_model
 from paged.models.linear_packing import pack_linear_layers
+from paged.models.tensor_parallel import TensorParallel
 from paged.models.weights import SafetensorsSource, load_params
-from tests.models.helpers import PagedModel, prefill_in_chunks
+from paged.sharding import ShardingRules, tensor_parallel_mesh
+from tests.models.helpers import RULES, PagedModel, prefill_in_chunks
 
 MODELS = (
     "gemma2",
@@ -33,24 +35,41 @@ MODELS = (
     "qwen3",
 )
 EXPERT_MODELS = ("gpt_oss", "gpt_oss_mxfp4", "mixtral", "qwen3_moe")
+BY_EXPERT = ShardingRules(experts="tp")
 CHUNK_SIZES = {0: 5, 1: 16}
 # Below this gap two ways to add up the same float32 numbers may choose different tokens.
 NEAR_TIE = 1e-3
 
 
 def load_golden(
-    data_dir: Path, name: str, dtype: str, backend: str
+    data_dir: Path,
+    name: str,
+    dtype: str,
+    backend: str,
+    num_devices: int = 1,
+    rules: ShardingRules = RULES,
 ) -> tuple[PagedModel, dict[int, dict[str, Any]]]:
     """The model with an empty cache, and the cases by sequence number."""
     folder = data_dir / "golden" / "tiny" / name
     # The classic form of the config means the same: test_config.py.
     config = ModelConfig.from_hf(json.loads((folder / "config.json").read_text()))
-    params = load_params(config, SafetensorsSource(folder), dtype=dtype, progress=False)
+    split = TensorParallel(config, num_devices, rules)
+    mesh = None if num_devices == 1 else tensor_parallel_mesh(num_devices)
+    params = load_params(
+        config,
+        SafetensorsSource(folder),
+        dtype=dtype,
+        shardings=mesh and split.param_shardings(mesh, dtype=dtype),
+        kv_head_copies=split.kv_head_copies,
+        progress=False,
+    )
     if backend == "native":
         graphdef, _ = abstract_model(config, dtype=dtype)
         params = pack_linear_layers(graphdef, params, progress=False)
     cases = json.loads((folder / "expected.json").read_text())["cases"]
-    model = PagedModel(config, params, dtype=dtype, attention_backend=backend)
+    model = PagedModel(
+        config, params, dtype=dtype, attention_backend=backend, mesh=mesh, rules=rules
+    )
     return model, dict(enumerate(cases))
 
 
@@ -66,7 +85,43 @@ def backend(request: pytest.FixtureRequest) -> str:
 def test_float32_logits_and_greedy_tokens_equal_the_reference(
     data_dir: Path, name: str, backend: str
 ) -> None:
-    model, cases = load_golden(data_dir, name, "float32", backend)
+    check_float32(*load_golden(data_dir, name, "float32", backend))
+
+
+# With two kv heads, two devices have one each, and of four, two have the same. These have two query
+# heads, and no four devices can have one of them each.
+TWO_Q_HEADS = ("olmo2", "phi3", "phi3_partial_rope", "qwen2", "qwen2_yarn")
+SPLITS = [
+    (name, n, RULES)
+    for name in [*MODELS, *EXPERT_MODELS]
+    for n in (2, 4)
+    # 64 features of an MXFP4 expert are two groups.
+    if n == 2 or name not in (*TWO_Q_HEADS, "gpt_oss_mxfp4")
+] + [(name, n, BY_EXPERT) for name in EXPERT_MODELS for n in (2, 4)]
+# Copies of kv heads, norms over all heads, head norms, experts; the others are combinations.
+QUICK_SPLITS = (
+    ("llama", 4, RULES),
+    ("olmo2", 2, RULES),
+    ("gemma3_text", 4, RULES),
+    ("mixtral", 2, RULES),
+    ("qwen3_moe", 4, BY_EXPERT),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_devices", "rules"),
+    [
+        pytest.param(*split, marks=[] if split in QUICK_SPLITS else pytest.mark.slow)
+        for split in SPLITS
+    ],
+)
+def test_several_devices_give_the_same(
+    data_dir: Path, name: str, num_devices: int, rules: ShardingRules
+) -> None:
+    check_float32(*load_golden(data_dir, name, "float32", "xla", num_devices, rules))
+
+
+def check_float32(model: PagedModel, cases: dict[int, dict[str, Any]]) -> None:
     prompts = {i: case["prompt_ids"] for i, case in cases.items()}
     logits = prefill_in_chunks(model, prompts, CHUNK_SIZES)
     for i, case in cases.items():

@@ -40,6 +40,12 @@ def test_one_mesh_axis_cannot_split_two_axes():
         RULES.partition_spec(("q_heads", "mlp"))
 
 
+def test_an_expert_that_is_on_one_device_is_whole_there():
+    axes = ("experts", "mlp", "embed")
+    assert RULES.partition_spec(axes) == PartitionSpec(None, "tp", None)
+    assert ShardingRules(experts="tp").partition_spec(axes) == PartitionSpec("tp", None, None)
+
+
 def test_unknown_axis_lists_the_rules():
     with pytest.raises(
         ValueError, match=r"logical axis 'rows' has no rule; the rules are .*'vocab'"

@@ -1,5 +1,6 @@
 """Memory to blocks, with the figures of the reference engine's documentation."""
 
+import dataclasses
 import re
 
 import pytest
@@ -93,6 +94,15 @@ def test_a_cpu_gives_a_share_of_what_is_free_and_no_more_than_two_gib():
     assert available_kv_bytes(small, 0.5) == GIB // 2
     large = MemoryBudget(512 * GIB, 400 * GIB, GIB, GIB, shared_with_host=True)
     assert available_kv_bytes(large, 0.9) == 2 * GIB
+
+
+def test_devices_of_a_cpu_share_its_memory_and_those_of_a_machine_have_their_own():
+    cpu = MemoryBudget(16 * GIB, 8 * GIB, GIB // 2, 0, shared_with_host=True, num_devices=4)
+    assert available_kv_bytes(cpu, 0.5) == GIB // 2
+    large = dataclasses.replace(cpu, total_bytes=512 * GIB, free_bytes=400 * GIB)
+    assert available_kv_bytes(large, 0.9) == 2 * GIB // 4
+    gpu = dataclasses.replace(cpu, free_bytes=16 * GIB, shared_with_host=False)
+    assert available_kv_bytes(gpu, 0.5) == 8 * GIB - GIB // 2
 
 
 def test_no_memory_left_says_what_to_turn():

@@ -95,6 +95,8 @@ FLAGS: dict[str, tuple[str, object]] = {
     "generation_config": ("vllm", "vllm"),
     "compilation_cache_dir": ("/tmp/x", "/tmp/x"),
     "native_cache_dir": ("/tmp/n", "/tmp/n"),
+    "tensor_parallel_size": ("2", 2),
+    "enable_expert_parallel": ("yes", True),
     "artifact": ("/tmp/a", "/tmp/a"),
 }
 NEEDS = {

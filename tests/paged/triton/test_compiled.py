@@ -130,6 +130,24 @@ def test_weights_of_4_bits_are_read_as_they_are_stored(target_name: str):
         )
 
 
+@pytest.mark.parametrize("target_name", TARGETS)
+def test_experts_are_multiplied_by_one_kernel_that_copies_no_weight(target_name: str):
+    from paged.gpu.kernel_table import EXPERT_PRODUCTS, TENSOR_CORE, compile_expert_product, rows
+
+    for name, num_rows in EXPERT_PRODUCTS.items():
+        compiled = compile_expert_product(target(target_name), num_rows)
+        kernel = compiled.kernel("expert_product_kernel")
+        assert kernel.spill_bytes == 0
+        assert kernel.count(TENSOR_CORE[target_name])
+        # The table of tiles is made on the device, within the graph.
+        assert compiled.operations == {"kCommandBuffer": 1}
+        assert compiled.largest_copy_bytes <= SMALL
+        (line,) = rows(name, target(target_name), compiled)
+        assert line in DOCS.read_text(), (
+            "write what `python -m paged.gpu.kernel_table` prints there"
+        )
+
+
 def test_calls_of_the_table_are_those_tested():
     from paged.gpu.kernel_table import CALLS, TABLE_TARGETS
 
