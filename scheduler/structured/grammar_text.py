@@ -5,7 +5,7 @@ it would ignore or overrule is looked at here.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from llguidance import LLMatcher, StructTag
@@ -26,19 +26,10 @@ def constraint_source(outputs: StructuredOutputs, config: StructuredOutputsConfi
     Raises: ParameterError if it is too long or nested too deeply.
     """
     value = getattr(outputs, outputs.kind)
-    if _depth_exceeds(value, config.max_depth):
-        raise outputs.refuse(
-            f"must not be nested deeper than {config.max_depth} levels (max_depth of the server's "
-            "structured_outputs_config)"
-        )
+    _check_limits(outputs, value, config)
     text = json.dumps(value, ensure_ascii=False)
-    num_bytes = len(text.encode("utf-8", "replace"))
-    if num_bytes > config.max_size:
-        raise outputs.refuse(
-            f"must not have more than {config.max_size} bytes (max_size of the server's "
-            f"structured_outputs_config) and has {num_bytes}"
-        )
-    return json.dumps([outputs.kind, text, sorted(_options(outputs, config).items())])
+    is_closed = outputs.disable_additional_properties
+    return json.dumps([outputs.kind, text, is_closed, sorted(_options(outputs, config).items())])
 
 
 def grammar_text(outputs: StructuredOutputs, config: StructuredOutputsConfig) -> str:
@@ -144,23 +135,37 @@ def _from_tags(
     return StructTag.to_grammar(tags, assume_special=False)
 
 
-def _depth_exceeds(value: Any, limit: int) -> bool:
-    """Whether lists and objects are nested deeper than that; without recursion."""
+def _check_limits(outputs: StructuredOutputs, value: Any, config: StructuredOutputsConfig) -> None:
+    """Refuse what is too large before anything is done with it; without recursion."""
+    size = 0
     stack: list[tuple[Any, int]] = [(value, 0)]
     while stack:
         node, depth = stack.pop()
+        size += _num_bytes(node)
+        if isinstance(node, Mapping):
+            size += sum(map(_num_bytes, node))
         children = _children(node)
-        if children is None:
-            continue
-        if depth >= limit:
-            return True
+        if children and depth >= config.max_depth:
+            raise outputs.refuse(
+                f"must not be nested deeper than {config.max_depth} levels (max_depth of the "
+                "server's structured_outputs_config)",
+                value=f"more than {depth} levels",
+            )
+        if size > config.max_size:
+            raise outputs.refuse(
+                f"must not have more than {config.max_size} bytes (max_size of the server's "
+                "structured_outputs_config)",
+                value="more",
+            )
         stack.extend((child, depth + 1) for child in children)
-    return False
 
 
-def _children(node: Any) -> Iterator[Any] | None:
+def _num_bytes(node: Any) -> int:
+    """Return about how many bytes of JSON a value has without its children."""
+    return len(node.encode("utf-8", "replace")) + 2 if isinstance(node, str) else 2
+
+
+def _children(node: Any) -> Collection[Any]:
     if isinstance(node, Mapping):
-        return iter(node.values())
-    if isinstance(node, list | tuple):
-        return iter(node)
-    return None
+        return node.values()
+    return node if isinstance(node, list | tuple) else ()
