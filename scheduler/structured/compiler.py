@@ -149,11 +149,11 @@ class GrammarCompiler:
         job = self._find(outputs)
         if isinstance(job, Grammar):
             return job
-        # Waits only: others may want the same, so the end of this wait must not cancel it.
-        await asyncio.wait([asyncio.shield(asyncio.wrap_future(self._get_tokenizer()))])
-        done = asyncio.wrap_future(job.future)
+        # `asyncio.wait` cancels nothing: others may wait for the same.
+        await asyncio.wait([_watched(self._get_tokenizer())])
+        done = _watched(job.future)
         while not done.done():
-            await asyncio.wait([asyncio.shield(done)], timeout=self._patience(job, outputs))
+            await asyncio.wait([done], timeout=self._patience(job, outputs))
         return done.result()
 
     def close(self) -> None:
@@ -246,6 +246,13 @@ class GrammarCompiler:
         if not mask.any():
             raise outputs.refuse("allows no output at all")
         return Grammar(matcher)
+
+
+def _watched[T](future: "concurrent.futures.Future[T]") -> asyncio.Future[T]:
+    """Return a future of the event loop; an error that nobody waits for any more is not logged."""
+    wrapped = asyncio.wrap_future(future)
+    wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return wrapped
 
 
 def _make_matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:

@@ -14,6 +14,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from paged.scheduler.params import ParameterError
 from paged.scheduler.structured.config import StructuredOutputsConfig
 from paged.scheduler.structured.params import StructuredOutputs
+from paged.scheduler.structured.schemas import rewrite_schema
 
 _ANY_OBJECT = {"type": "object"}
 # Options for the library that a schema may carry; they could make it ignore what it cannot do.
@@ -91,22 +92,9 @@ def _checked_schema(
         return {}
     if not isinstance(schema, Mapping):
         raise outputs.refuse("must be a JSON object")
-    schema = {name: value for name, value in schema.items() if name != _LIBRARY_OPTIONS}
-    if outputs.disable_additional_properties or config.disable_additional_properties:
-        schema = _closed(schema)
-    return dict(schema)
-
-
-def _closed(schema: Any) -> Any:
-    """Close all objects of a schema that do not say whether they are open (as the reference)."""
-    if isinstance(schema, Mapping):
-        closed = {name: _closed(value) for name, value in schema.items()}
-        if "properties" in closed or "patternProperties" in closed:
-            closed.setdefault("additionalProperties", False)
-        return closed
-    if isinstance(schema, list):
-        return [_closed(value) for value in schema]
-    return schema
+    is_closed = outputs.disable_additional_properties or config.disable_additional_properties
+    rewritten = rewrite_schema(schema, closes_objects=is_closed)
+    return {name: value for name, value in rewritten.items() if name != _LIBRARY_OPTIONS}
 
 
 def _from_tags(

@@ -4,6 +4,7 @@ Validity is judged by `jsonschema` and `re`, which know nothing of how it was ac
 """
 
 import asyncio
+import datetime
 import json
 import random
 import re
@@ -21,7 +22,33 @@ from tests.e2e.random_schemas import random_schema
 
 PROMPT = list(b"Say it in JSON.")
 ASK = "Describe a cat in JSON:\n"
-FORMATS = jsonschema.FormatChecker()
+FORMATS = jsonschema.FormatChecker(["date", "email", "ipv4", "ipv6", "uuid"])
+
+
+@FORMATS.checks("time", raises=ValueError)
+def _is_time(text: object) -> bool:
+    return not isinstance(text, str) or datetime.time.fromisoformat(text).tzinfo is not None
+
+
+@FORMATS.checks("date-time", raises=ValueError)
+def _is_moment(text: object) -> bool:
+    return not isinstance(text, str) or datetime.datetime.fromisoformat(text).tzinfo is not None
+
+
+@FORMATS.checks("duration")
+def _is_duration(text: object) -> bool:
+    """RFC 3339, appendix A: of consecutive units the first that is given begins."""
+    time = r"T(\d+H(\d+M(\d+S)?)?|\d+M(\d+S)?|\d+S)"
+    date = r"(\d+D|\d+M(\d+D)?|\d+Y(\d+M(\d+D)?)?)"
+    return not isinstance(text, str) or bool(re.fullmatch(rf"P({date}({time})?|{time}|\d+W)", text))
+
+
+@FORMATS.checks("hostname")
+def _is_hostname(text: object) -> bool:
+    label = "[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+    return not isinstance(text, str) or bool(re.fullmatch(rf"{label}(\.{label})*", text))
+
+
 PERSON = {
     "type": "object",
     "properties": {
