@@ -89,7 +89,8 @@ class GrammarCompiler:
         self._tokenizer: concurrent.futures.Future[LLTokenizer] | None = None
         self._ready_at = clock()  # moment when there was a tokenizer
         self._compiled: OrderedDict[str, Grammar] = OrderedDict()
-        self._jobs: dict[str, _Job] = {}
+        # By grammar, and the field that errors name.
+        self._jobs: dict[tuple[str, str], _Job] = {}
 
     @classmethod
     def of_model(
@@ -168,13 +169,13 @@ class GrammarCompiler:
             if grammar is not None:
                 self._compiled.move_to_end(key)
                 return grammar
-            job = self._jobs.get(key)
+            job = self._jobs.get((key, outputs.source))
             if job is None:
                 if len(self._jobs) >= _MAX_WAITING:
                     raise QueueFullError(
                         f"{len(self._jobs)} grammars wait to be compiled; try again later."
                     )
-                job = self._jobs[key] = _Job(self._clock())
+                job = self._jobs[key, outputs.source] = _Job(self._clock())
                 job.future = self._pool.submit(self._run, key, job, outputs)
             return job
 
@@ -226,7 +227,7 @@ class GrammarCompiler:
             return grammar
         finally:
             with self._lock:
-                del self._jobs[key]
+                del self._jobs[key, outputs.source]
 
     def _wait_for_tokenizer(self, outputs: StructuredOutputs) -> LLTokenizer:
         try:

@@ -16,7 +16,7 @@ def random_schema(rng: random.Random) -> Schema:
     make = _Maker(rng)
     schema = make.schema(4)
     if make.num_refs:
-        schema = {"$defs": {"leaf": make.leaf(), "pair": make.object(1)}, **schema}
+        schema = {"$defs": {"leaf": make.leaf(), "chain": make.chain()}, **schema}
     return schema
 
 
@@ -37,7 +37,7 @@ class _Maker:
             return self.rng.choice(nested)(depth - 1)
         if self.rng.random() < 0.15:
             self.num_refs += 1
-            return {"$ref": f"#/$defs/{self.rng.choice(['leaf', 'pair'])}"}
+            return {"$ref": f"#/$defs/{self.rng.choice(['leaf', 'chain'])}"}
         return self.leaf()
 
     def leaf(self) -> Schema:
@@ -78,6 +78,15 @@ class _Maker:
     def number(self) -> Schema:
         low = self.rng.randint(-50, 50)
         return {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": low + 10}
+
+    def chain(self) -> Schema:
+        """Return a schema that refers to itself where it need not go on."""
+        return {
+            "type": "object",
+            "properties": {"value": self.leaf(), "next": {"$ref": "#/$defs/chain"}},
+            "required": ["value"],
+            "additionalProperties": False,
+        }
 
     def object(self, depth: int) -> Schema:
         names = self.rng.sample(["a", "b c", "ä", "d-e", 'q"', "f", "$g"], self.rng.randint(1, 4))
