@@ -33,6 +33,7 @@ FOLDERS = {
     "paged.scheduler": "scheduler",
     "paged.scheduler.eviction": "scheduler/eviction",
     "paged.scheduler.simulator": "scheduler/simulator",
+    "paged.scheduler.structured": "scheduler/structured",
     "paged.scheduler.tiers": "scheduler/tiers",
     "paged.server": "server",
     "paged.triton": "paged/triton",
