@@ -6,6 +6,7 @@ from enum import Enum, auto
 
 from paged.server.tool_parsers.events import Content, Event, Reasoning
 from paged.server.tool_parsers.framed import SPACES, overlap
+from paged.server.tool_parsers.grammar import spell, text_without
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,33 +22,42 @@ class ReasoningFormat:
     end: str
     is_implied: bool = False
 
-    def parser(self, prompt: str | None, *, is_continued: bool = False) -> "ReasoningParser":
-        """Return the parser of an answer.
+    def state_after(self, prompt: str | None, *, is_continued: bool = False) -> "ReasoningState":
+        """Return where an answer begins.
 
         Args:
           prompt: what the answer follows on, None if it is not known; a template may open the
             reasoning there, or close it at once.
           is_continued: the prompt ends within a message that the answer goes on with.
         """
-        return ReasoningParser(self, self._state_after(prompt or "", is_continued))
-
-    def may_reason(self, prompt: str | None, *, is_continued: bool = False) -> bool:
-        """Whether an answer to this prompt may begin with reasoning."""
-        return self._state_after(prompt or "", is_continued) is not _State.ANSWER
-
-    def _state_after(self, prompt: str, is_continued: bool) -> "_State":
+        prompt = prompt or ""
         tail = prompt.rstrip(SPACES)
         if tail.endswith(self.end):
-            return _State.ANSWER
+            return ReasoningState.ANSWER
         if tail.endswith(self.start):
-            return _State.REASONING
+            return ReasoningState.REASONING
         if is_continued:
-            opened, closed = prompt.rfind(self.start), prompt.rfind(self.end)
-            return _State.REASONING if opened > closed else _State.ANSWER
-        return _State.IMPLIED if self.is_implied else _State.UNDECIDED
+            is_open = prompt.rfind(self.start) > prompt.rfind(self.end)
+            return ReasoningState.REASONING if is_open else ReasoningState.ANSWER
+        return ReasoningState.IMPLIED if self.is_implied else ReasoningState.UNDECIDED
+
+    def rules(self, state: "ReasoningState", mark_ids: Mapping[str, int]) -> list[str]:
+        """Return grammar rules of the reasoning that a constrained answer follows on.
+
+        The first is `prefix`; there are none if there is no reasoning. The model decides whether
+        it reasons where neither prompt nor format do.
+        """
+        if state is ReasoningState.ANSWER:
+            return []
+        start, end = spell(self.start, mark_ids), spell(self.end, mark_ids)
+        is_free = state is ReasoningState.UNDECIDED
+        prefix = f"({start} THOUGHT {end} GAP)?" if is_free else f"{start}? THOUGHT {end} GAP"
+        return [f"prefix: {prefix}", f"THOUGHT: {text_without(self.end)}", r"GAP: /\n{0,2}/"]
 
 
-class _State(Enum):
+class ReasoningState(Enum):
+    """Where a text stands."""
+
     UNDECIDED = auto()  # nothing but whitespace so far: the start mark makes it reasoning
     IMPLIED = auto()  # the same, but it is reasoning without it, too
     REASONING = auto()
@@ -61,21 +71,13 @@ class ReasoningParser:
 
     Args:
       format: the marks.
-      state: where the text begins; see `ReasoningFormat.parser`.
-
-    Attributes:
-      in_answer: the reasoning has ended, or there was none.
+      state: where the text begins; see `ReasoningFormat.state_after`.
     """
 
-    def __init__(self, format: ReasoningFormat, state: _State) -> None:
+    def __init__(self, format: ReasoningFormat, state: ReasoningState) -> None:
         self._format = format
         self._state = state
         self._pending = ""
-
-    @property
-    def in_answer(self) -> bool:
-        """Whether what follows is the answer."""
-        return self._state is _State.ANSWER
 
     def feed(self, text: str) -> list[Event]:
         """Return what more text decides."""
@@ -87,13 +89,13 @@ class ReasoningParser:
 
     def _read(self, text: str, *, is_over: bool) -> list[Event]:
         self._pending += text
-        if self._state in (_State.UNDECIDED, _State.IMPLIED):
+        if self._state in (ReasoningState.UNDECIDED, ReasoningState.IMPLIED):
             self._decide(is_over)
         events: list[Event] = []
-        if self._state is _State.REASONING:
+        if self._state is ReasoningState.REASONING:
             thought = self._take_reasoning(is_over)
             events += [Reasoning(thought)] if thought else []
-        if self._state is _State.ANSWER and self._pending:
+        if self._state is ReasoningState.ANSWER and self._pending:
             events.append(Content(self._pending))
             self._pending = ""
         return events
@@ -103,16 +105,16 @@ class ReasoningParser:
         text = self._pending.lstrip(SPACES)
         if text.startswith(start):
             self._pending = text[len(start) :]
-            self._state = _State.REASONING
+            self._state = ReasoningState.REASONING
         elif is_over or not start.startswith(text):
-            is_implied = self._state is _State.IMPLIED
-            self._state = _State.REASONING if is_implied else _State.ANSWER
+            is_implied = self._state is ReasoningState.IMPLIED
+            self._state = ReasoningState.REASONING if is_implied else ReasoningState.ANSWER
 
     def _take_reasoning(self, is_over: bool) -> str:
         end = self._format.end
         thought, mark, rest = self._pending.partition(end)
         if mark:
-            self._state = _State.ANSWER
+            self._state = ReasoningState.ANSWER
         elif not is_over:
             held = overlap(thought, end)
             thought, rest = thought[: len(thought) - held], thought[len(thought) - held :]

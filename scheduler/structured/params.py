@@ -52,9 +52,7 @@ class StructuredOutputs:
     def __post_init__(self) -> None:
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
         if len(given) != 1:
-            raise ParameterError(
-                self.source, given, f"must have exactly one of {', '.join(KINDS)}"
-            )
+            raise ParameterError(self.source, given, f"must have exactly one of {', '.join(KINDS)}")
         self._check_texts()
         if self.choice is not None:
             self._check_choice(self.choice)

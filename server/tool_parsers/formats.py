@@ -52,6 +52,7 @@ _HERMES_FORMAT = ToolFormat(
     marks=("<tool_call>", "</tool_call>"),
     forms={
         "": CallForm(
+            mark="<tool_call>",
             before_name='<tool_call>\n{"name": "',
             after_name='", "arguments": ',
             after_arguments="}\n</tool_call>",
@@ -75,8 +76,11 @@ _MISTRAL_FORMAT = ToolFormat(
     make_parser=lambda names: MistralCalls(FRAME, names),
     marks=("[TOOL_CALLS]", ARGUMENTS_MARK, "[CALL_ID]"),
     forms={
-        ARGUMENTS_MARK: CallForm(before_name="[TOOL_CALLS]", after_name=ARGUMENTS_MARK),
+        ARGUMENTS_MARK: CallForm(
+            mark="[TOOL_CALLS]", before_name="[TOOL_CALLS]", after_name=ARGUMENTS_MARK
+        ),
         "": CallForm(
+            mark="[TOOL_CALLS]",
             begin="[TOOL_CALLS][",
             before_name='{"name": "',
             after_name='", "arguments": ',

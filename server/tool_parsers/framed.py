@@ -48,7 +48,9 @@ class FramedCalls:
         self._raw = ""  # read since the text before a call, as long as the call has not begun
         self._is_marked = False
         self._call = CallObject()
-        self._step = self._at_start if frame.starts_bare else self._in_text
+        self._step: Callable[[bool], bool] = self._in_text
+        if frame.starts_bare:
+            self._step = self._at_start
 
     def feed(self, text: str) -> list[Event]:
         """Return what more text decides."""

@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged.server.reasoning import REASONING_FORMATS, detect_reasoning_format
+from paged.server.reasoning import (
+    REASONING_FORMATS,
+    ReasoningFormat,
+    ReasoningParser,
+    detect_reasoning_format,
+)
 from tests.server.tool_parsers.reading import PLACES, Message, cut, read, texts_of
 
 QWEN, DEEPSEEK = REASONING_FORMATS["qwen3"], REASONING_FORMATS["deepseek_r1"]
@@ -27,11 +32,15 @@ EXAMPLES = [
 ]
 
 
+def parser(format: ReasoningFormat, prompt: str | None) -> ReasoningParser:
+    return ReasoningParser(format, format.state_after(prompt))
+
+
 @pytest.mark.parametrize(("format", "prompt", "text", "message"), EXAMPLES)
 def test_examples_cut_anywhere(format, prompt, text, message):
-    assert read(format.parser(prompt), text) == message
+    assert read(parser(format, prompt), text) == message
     for place in range(len(text) + 1):
-        assert read(format.parser(prompt), cut(text, [place])) == message
+        assert read(parser(format, prompt), cut(text, [place])) == message
 
 
 def test_continued_message_is_reasoning_where_it_was_left_open():
@@ -40,17 +49,17 @@ def test_continued_message_is_reasoning_where_it_was_left_open():
         ("<think>x</think>So far", Message("a</think>b")),
         ("So far", Message("a</think>b")),
     ]:
-        parser = DEEPSEEK.parser(prompt, is_continued=True)
-        assert read(parser, ["a</think>b"]) == message
+        state = DEEPSEEK.state_after(prompt, is_continued=True)
+        assert read(ReasoningParser(DEEPSEEK, state), ["a</think>b"]) == message
 
 
 @pytest.mark.parametrize("format", [QWEN, DEEPSEEK])
 @given(data=st.data())
 def test_pieces_say_what_the_whole_says(format, data):
     text = data.draw(texts_of(["<think>", "</think>", "<", "think", " ", "text"]))
-    whole = read(format.parser(ASKED), [text])
-    assert read(format.parser(ASKED), text) == whole
-    assert read(format.parser(ASKED), cut(text, data.draw(PLACES))) == whole
+    whole = read(parser(format, ASKED), [text])
+    assert read(parser(format, ASKED), text) == whole
+    assert read(parser(format, ASKED), cut(text, data.draw(PLACES))) == whole
 
 
 def test_template_tells_the_format():
