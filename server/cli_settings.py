@@ -45,6 +45,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         kv_offloading_path=args.kv_offloading_path and os.path.expanduser(args.kv_offloading_path),
         kv_offloading_disk_size=args.kv_offloading_disk_size,
         disable_hybrid_kv_cache_manager=args.disable_hybrid_kv_cache_manager,
+        structured_outputs_config=args.structured_outputs_config,
         generation_config=args.generation_config,
         compilation_cache_dir=_compilation_cache_dir(args),
         native_cache_dir=native_cache_dir(args),

@@ -5,11 +5,6 @@ from paged.server.protocol import GenerationRequest
 
 # Field -> what to do without it. A field counts as sent unless it is None or one of `_NEUTRAL`.
 _REMEDIES = {
-    "structured_outputs": "Ask for the format in the prompt and check the answer.",
-    "guided_json": "Ask for the format in the prompt and check the answer.",
-    "guided_regex": "Ask for the format in the prompt and check the answer.",
-    "guided_choice": "Ask for the format in the prompt and check the answer.",
-    "guided_grammar": "Ask for the format in the prompt and check the answer.",
     "prompt_logprobs": "Leave it out; `logprobs` covers the generated tokens.",
     "logprob_token_ids": "Use `logprobs` for the most likely tokens.",
     "use_beam_search": "Leave it out; use `n` with a temperature for several answers.",
@@ -45,22 +40,6 @@ def refuse_unsupported(request: GenerationRequest) -> None:
         value = getattr(request, field, None)
         if value is not None and not _is_neutral(field, value):
             raise _unsupported(f"`{field}`", field, remedy)
-    _check_response_format(request)
-
-
-def _check_response_format(request: GenerationRequest) -> None:
-    if request.response_format is None:
-        return
-    kind = request.response_format.get("type")
-    if kind in ("json_object", "json_schema", "structural_tag"):
-        remedy = "Ask for the format in the prompt and check the answer."
-        raise _unsupported(f"response_format type {kind!r}", "response_format", remedy)
-    if kind != "text":
-        raise ApiError(
-            "response_format must be an object whose `type` is 'text' (the only one this version "
-            "supports), 'json_object', 'json_schema' or 'structural_tag'.",
-            param="response_format",
-        )
 
 
 def _is_neutral(field: str, value: object) -> bool:
