@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 from paged.server.tool_parsers.events import Content, Event, Reasoning
 from paged.server.tool_parsers.framed import SPACES, overlap
-from paged.server.tool_parsers.grammar import spell, text_without
+from paged.server.tool_parsers.grammar import rules_up_to, spell
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,11 @@ class ReasoningFormat:
         """
         if state is ReasoningState.ANSWER:
             return []
-        start, end = spell(self.start, mark_ids), spell(self.end, mark_ids)
+        start = spell(self.start, mark_ids)
         is_free = state is ReasoningState.UNDECIDED
-        prefix = f"({start} THOUGHT {end} GAP)?" if is_free else f"{start}? THOUGHT {end} GAP"
-        return [f"prefix: {prefix}", f"THOUGHT: {text_without(self.end)}", r"GAP: /\n{0,2}/"]
+        prefix = f"({start} thought GAP)?" if is_free else f"{start}? thought GAP"
+        thought = rules_up_to("thought", self.end, mark_ids)
+        return [f"prefix: {prefix}", *thought, r"GAP: /\n{0,2}/"]
 
 
 class ReasoningState(Enum):
