@@ -141,19 +141,19 @@ class AnswerReader:
                 result.append(event)
         if is_over and self._tools is not None:
             result += self._tools.finish()
-        shown = joined([event for event in result if self._shows(event)])
-        self._has_calls |= any(isinstance(event, CallStart) for event in shown)
-        return shown
+        return joined([event for event in result if self._shows(event)])
 
     def _shows(self, event: Event) -> bool:
+        tools = self._format.tools
         match event:
             case Reasoning():
                 return self._format.include_reasoning
             case CallStart(index) | CallArguments(index):
-                tools = self._format.tools
+                self._has_calls = True
                 return not (index and tools is not None and tools.is_single)
             case Content(text):
-                return bool(text)
+                is_rest = tools is not None and tools.is_forced and self._has_calls
+                return bool(text) and not is_rest
 
 
 def message_fields(events: Iterable[Event], make_id: Callable[[], str]) -> dict[str, Any]:

@@ -63,7 +63,11 @@ def call_grammar(
     start = ["prefix"] if prefix else []
     start += [spell(form.begin, mark_ids), "call"]
     if not is_single:
-        start.append(f"({spell(form.separator, mark_ids)} call)*")
+        separator = spell(form.separator, mark_ids)
+        start.append(f"({separator} call)*")
+        if form.separator.isspace():
+            # A model that has written it, as it would before any text, need not call once more.
+            start.append(f"{separator}?")
     start.append(spell(form.end, mark_ids))
     rules = [f"start: {' '.join(filter(None, start))}", *prefix]
     return "\n".join([*rules, *_call_rules(form, functions, mark_ids)]) + "\n"
