@@ -126,7 +126,7 @@ def tool_use(
     assert format is not None
     names = {tool.function.name for tool in tools if chosen in (None, tool.function.name)}
     called = [tool for tool in tools if tool.function.name in names]
-    is_single = chosen is not None or request.parallel_tool_calls is False
+    is_single = chosen is not None or request.parallel_tool_calls is False or format.is_single
     grammar = _Grammar(context, format, called, prefix)
     return ToolUse(
         make_parser=lambda: format.make_parser(names),
