@@ -190,7 +190,7 @@ class _Grammar:
                 f"Strict functions and {field} exclude each other; leave out one of them.",
                 param=field,
             )
-        if self._form is None or not self._form.mark:
+        if self._form is None or not (self._form.mark or self._form.plain_text):
             raise ApiError(
                 'strict functions need tool_choice "required" with this model: nothing but '
                 "their names tells its calls from text.",

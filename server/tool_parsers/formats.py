@@ -75,6 +75,7 @@ _LLAMA3_FORMAT = ToolFormat(
             after_name='", "parameters": ',
             after_arguments="}",
             separator="; ",
+            plain_text=r"\s*([^{\s](?s:.*))?",
         )
     },
 )
@@ -112,6 +113,8 @@ _HARMONY_FORMAT = ToolFormat(
         "": CallForm(
             before_name=f"{harmony.CHANNEL}commentary to=functions.",
             after_name=f" {harmony.CONSTRAIN}json{harmony.MESSAGE}",
+            plain_begin=f"{harmony.CHANNEL}final{harmony.MESSAGE}",
+            plain_text="(?s:.*)",
         )
     },
     is_single=True,

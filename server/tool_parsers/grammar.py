@@ -17,9 +17,13 @@ class CallForm:
 
     Attributes:
       mark: that it begins with and no other text has; "" if there is none.
+      plain_begin, plain_text: where there is no mark, how an answer without calls is told apart: a
+        fixed beginning, and the pattern of the rest; no pattern: it cannot be.
     """
 
     mark: str = ""
+    plain_begin: str = ""
+    plain_text: str = ""
     begin: str = ""
     before_name: str
     after_name: str
@@ -80,25 +84,31 @@ def free_text_grammar(
     mark_ids: Mapping[str, int],
     prefix: Sequence[str] = (),
 ) -> str:
-    """Return the grammar of text in which every mark of a call is followed by a right call.
+    """Return the grammar of an answer whose calls, if it has any, are right.
 
-    Takes what `call_grammar` takes; the form must have a mark.
+    Takes what `call_grammar` takes; the form must have a mark or a pattern of plain text.
     """
-    if form.begin:
-        form = dataclasses.replace(form, begin=form.begin.removeprefix(form.mark))
-        more = f"({spell(form.separator, mark_ids)} call)*"
-        calls = f"{spell(form.begin, mark_ids)} call {more} {spell(form.end, mark_ids)}"
+    start = "prefix " if prefix else ""
+    if form.mark:
+        if form.begin:
+            form = dataclasses.replace(form, begin=form.begin.removeprefix(form.mark))
+        else:
+            form = dataclasses.replace(form, before_name=form.before_name.removeprefix(form.mark))
+        calls = _several(form, mark_ids) if form.begin else "call"
+        start += f"(announcement {calls})* TEXT"
+        text = _text_without(form.mark)
+        rules = rules_up_to("announcement", form.mark, mark_ids)
     else:
-        form = dataclasses.replace(form, before_name=form.before_name.removeprefix(form.mark))
-        calls = "call"
-    rules = [
-        f"start: {'prefix ' if prefix else ''}(announcement {calls})* TEXT",
-        *prefix,
-        *rules_up_to("announcement", form.mark, mark_ids),
-        f"TEXT: {_text_without(form.mark)}",
-        *_call_rules(form, functions, mark_ids),
-    ]
-    return "\n".join(rules) + "\n"
+        start += f"({_several(form, mark_ids)} | {spell(form.plain_begin, mark_ids)} TEXT)"
+        text, rules = f"/{form.plain_text}/", []
+    rules = [f"start: {start}", *prefix, *rules, f"TEXT: {text}"]
+    return "\n".join([*rules, *_call_rules(form, functions, mark_ids)]) + "\n"
+
+
+def _several(form: CallForm, mark_ids: Mapping[str, int]) -> str:
+    """Return the rule of one call or more; without a separator, of one."""
+    more = f"({spell(form.separator, mark_ids)} call)*" if form.separator else ""
+    return f"{spell(form.begin, mark_ids)} call {more} {spell(form.end, mark_ids)}"
 
 
 def rules_up_to(name: str, mark: str, mark_ids: Mapping[str, int]) -> list[str]:

@@ -53,6 +53,8 @@ class Chat:
             fields = {"messages": messages, "tools": TOOLS, "temperature": 1.5, **body}
             async with client.post("/v1/chat/completions", json=fields) as response:
                 raw = await response.text()
+                if response.status == 400:
+                    return json.loads(raw)["error"]
                 assert response.status == 200, raw
             if not body.get("stream"):
                 return json.loads(raw)["choices"][0]
@@ -113,3 +115,12 @@ def test_stream_of_a_seed_says_what_the_whole_answer_says(chat):
         assert calls == [call["function"] for call in whole["message"]["tool_calls"]]
         assert stream[-1]["finish_reason"] == whole["finish_reason"]
         check(calls[:-1] if whole["finish_reason"] == "length" else calls)
+
+
+def test_schema_that_cannot_be_enforced_is_refused_where_a_call_is_demanded(chat):
+    parameters = {"type": "object", "properties": {"a": {"not": {"type": "integer"}}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    for tool_choice, is_refused in [("required", True), ("auto", False)]:
+        body = {"tools": tools, "tool_choice": tool_choice, "max_tokens": 5}
+        (answer,) = chat.ask([body], tool_call_parser="hermes")
+        assert (answer.get("param") == "tools") == is_refused, answer

@@ -234,7 +234,7 @@ def test_strict_function_constrains_the_model_where_it_decides_to_call():
     error = error_of(CHAT, body(tools=[strict], response_format={"type": "json_object"}), **HERMES)
     assert error["param"] == "response_format"
     assert "exclude each other" in error["message"]
-    error = error_of(CHAT, body(tools=[strict]), tool_call_parser="llama3_json")
+    error = error_of(CHAT, body(tools=[strict]), tool_call_parser="pythonic")
     assert "strict functions need" in error["message"]
 
 

@@ -11,9 +11,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from paged.scheduler.structured.params import StructuredOutputs
 from paged.server.constraints import after_reasoning
 from paged.server.errors import ApiError
-from paged.server.reasoning import REASONING_FORMATS, ReasoningState
-from paged.server.tool_parsers.formats import JSON_LIST, TOOL_FORMATS
+from paged.server.reasoning import HARMONY_REASONING, REASONING_FORMATS, ReasoningState
+from paged.server.tool_parsers import harmony
+from paged.server.tool_parsers.formats import HARMONY, JSON_LIST, TOOL_FORMATS
 from paged.server.tool_parsers.grammar import Function, call_grammar, free_text_grammar
+from paged.server.tool_parsers.harmony import HarmonyParser
 from tests.server.tool_parsers.reading import read
 
 # References and slashes: a schema stays a document of its own within the grammar.
@@ -125,6 +127,32 @@ def test_free_text_in_which_calls_are_right(name, marks):
         assert accepts(grammar, right, marks)
     for wrong in (text.replace("1", '"1"'), text.replace("f", "h")):
         assert not accepts(grammar, wrong, marks)
+
+
+def test_answer_without_calls_where_no_mark_tells_it_from_one():
+    format, key, text = FORMS["llama3_json"]
+    grammar = free_text_grammar(format.forms[key], [F, G], mark_ids={})
+    for right in ("", "\n ", "Text {with} braces.", text):
+        assert accepts(grammar, right, ())
+    for wrong in (text.replace("1", '"1"'), ' {"answer": 1}', text + " So."):
+        assert not accepts(grammar, wrong, ())
+
+
+def test_gpt_oss_answers_or_calls():
+    marks = harmony.MARKS
+    form = TOOL_FORMATS[HARMONY].forms[""]
+    rules = REASONING_FORMATS[HARMONY_REASONING].rules(
+        ReasoningState.UNDECIDED, ids_of(marks), before_calls=True
+    )
+    grammar = free_text_grammar(form, [F], mark_ids=ids_of(marks), prefix=rules)
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'
+    for first in ("", thought):
+        assert accepts(grammar, first + call, marks)
+        assert accepts(grammar, first + "<|channel|>final<|message|>Yes.", marks)
+        assert not accepts(grammar, first + call.replace("1", "x"), marks)
+    (message,) = read(HarmonyParser(reads_calls=True), thought + call).calls
+    assert message == ("f", '{"a": 1}')
 
 
 @pytest.mark.parametrize("marks", [(), MARKS], ids=["bytes", "tokens"])
