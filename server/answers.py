@@ -96,7 +96,7 @@ def answer_format(
         state=state,
         rules=tuple(rules),
         tools=tools,
-        include_reasoning=request.include_reasoning,
+        include_reasoning=request.include_reasoning is not False,
         keeps_special_tokens=has_special(context, marks)
         or (tools is not None and tools.keeps_special_tokens),
     )

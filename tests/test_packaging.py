@@ -33,8 +33,10 @@ FOLDERS = {
     "paged.scheduler": "scheduler",
     "paged.scheduler.eviction": "scheduler/eviction",
     "paged.scheduler.simulator": "scheduler/simulator",
+    "paged.scheduler.structured": "scheduler/structured",
     "paged.scheduler.tiers": "scheduler/tiers",
     "paged.server": "server",
+    "paged.server.tool_parsers": "server/tool_parsers",
     "paged.triton": "paged/triton",
     "paged.triton.kernels": "paged/triton/kernels",
 }
