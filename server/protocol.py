@@ -154,6 +154,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     )
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
     mm_processor_kwargs: Any = None
     media_io_kwargs: Any = None

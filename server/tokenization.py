@@ -18,7 +18,7 @@ from paged.server.protocol import (
 )
 from paged.server.sampling import check_token_ids
 from paged.server.text_codec import decode, encode
-from paged.server.unsupported import check_tools
+from paged.server.tools import check_tools
 
 
 class _Shape(msgspec.Struct):

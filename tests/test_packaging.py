@@ -36,6 +36,7 @@ FOLDERS = {
     "paged.scheduler.structured": "scheduler/structured",
     "paged.scheduler.tiers": "scheduler/tiers",
     "paged.server": "server",
+    "paged.server.tool_parsers": "server/tool_parsers",
     "paged.triton": "paged/triton",
     "paged.triton.kernels": "paged/triton/kernels",
 }
