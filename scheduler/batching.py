@@ -17,11 +17,13 @@ class Batch(NamedTuple):
       packed: int32 `[layout.size]`, see `BatchLayout`.
       is_greedy: every sequence that samples takes its likeliest token, and nothing else is wanted.
       wants_logprobs: some sequence wants log probabilities.
+      wants_hidden: some sequence wants its final hidden state.
     """
 
     packed: np.ndarray
     is_greedy: bool
     wants_logprobs: bool
+    wants_hidden: bool = False
 
 
 class _Sequences(NamedTuple):
@@ -87,7 +89,9 @@ def build_batch(
             _fill_first_tokens(views, rows[i], int(token_stops[i]) - 1, table, block_size)
     _fill_last_tokens(views, seqs, table, block_size)
     is_greedy = _fill_sampling(views, seqs, table)
-    return Batch(packed, is_greedy, bool(views["wants_logprobs"][0]))
+    # Of a prompt that goes on in a later step the row is of no use, but this is rare and cheap.
+    wants_hidden = bool(table.wants_hidden[seqs.batch_rows].any())
+    return Batch(packed, is_greedy, bool(views["wants_logprobs"][0]), wants_hidden)
 
 
 def _fill_first_tokens(

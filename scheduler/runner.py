@@ -45,11 +45,14 @@ class DeviceStep:
       token_ids: int32 `[at least num_scheduled]`; None of a step without sequences.
       num_scheduled: sequences of the step.
       logprobs: the samples with their log probabilities, if some sequence wants them.
+      hidden: final hidden states, `[at least num_scheduled, hidden_size]`, if some sequence wants
+        its own.
     """
 
     token_ids: jax.Array | None
     num_scheduled: int
     logprobs: SampledTokens | None = None
+    hidden: jax.Array | None = None
 
     def result(self) -> ModelRunnerOutput:
         """Return the sampled tokens, waiting for them if need be."""
@@ -57,15 +60,18 @@ class DeviceStep:
             return ModelRunnerOutput(np.zeros(0, np.int32))
         rows = slice(0, self.num_scheduled)
         token_ids = np.asarray(self.token_ids)[rows]
+        hidden = None
+        if self.hidden is not None:
+            hidden = np.asarray(self.hidden)[rows].astype(np.float32)
         if self.logprobs is None:
-            return ModelRunnerOutput(token_ids)
+            return ModelRunnerOutput(token_ids, hidden=hidden)
         logprobs = RunnerLogprobs(
             sampled=np.asarray(self.logprobs.logprobs)[rows],
             ranks=np.asarray(self.logprobs.ranks)[rows],
             top_ids=np.asarray(self.logprobs.top_ids)[rows],
             top=np.asarray(self.logprobs.top_logprobs)[rows],
         )
-        return ModelRunnerOutput(token_ids, logprobs)
+        return ModelRunnerOutput(token_ids, logprobs, hidden)
 
 
 class ModelRunner:
@@ -172,12 +178,12 @@ class ModelRunner:
             return DeviceStep(None, 0)
         bucket = self._table.pick(output.num_tokens, num_seqs)
         batch = build_batch(output, self.layout(bucket), self._rows, self._kv_cache.block_size)
-        token_ids, logprobs = self._run(bucket, batch, num_seqs)
+        token_ids, logprobs, hidden = self._run(bucket, batch, num_seqs)
         if not self._is_host:
             # Queued behind the step, so that the tokens are here when somebody asks.
-            for array in jax.tree.leaves((token_ids, logprobs)):
+            for array in jax.tree.leaves((token_ids, logprobs, hidden)):
                 array.copy_to_host_async()
-        return DeviceStep(token_ids, num_seqs, logprobs)
+        return DeviceStep(token_ids, num_seqs, logprobs, hidden)
 
     def close(self) -> None:
         """Release parameters, KV cache and compiled steps."""
@@ -205,8 +211,8 @@ class ModelRunner:
 
     def _run(
         self, bucket: Bucket, batch: Batch, num_seqs: int
-    ) -> tuple[jax.Array, SampledTokens | None]:
-        """Start a step; return its token ids, and its log probabilities if they are wanted."""
+    ) -> tuple[jax.Array, SampledTokens | None, jax.Array | None]:
+        """Start a step; return its token ids, log probabilities and hidden rows, if wanted."""
         programs, table = self._programs, self._table
         assert programs is not None
         assert table is not None
@@ -217,12 +223,13 @@ class ModelRunner:
         size = table.pick_head(bucket, num_seqs, is_greedy=batch.is_greedy)
         if size != bucket.num_seqs:
             hidden, rows = programs.resize[bucket.num_seqs, size](hidden, rows)
+        wanted = hidden if batch.wants_hidden else None
         if batch.is_greedy:
             token_ids, self._last_tokens = programs.greedy[size](
                 self._head_params, hidden, rows, self._last_tokens
             )
-            return token_ids, None
+            return token_ids, None, wanted
         samples, self._last_tokens = programs.sample[size](
             self._head_params, hidden, rows, self._kv_cache.token_ids, self._last_tokens
         )
-        return samples.token_ids, samples if batch.wants_logprobs else None
+        return samples.token_ids, samples if batch.wants_logprobs else None, wanted
