@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paged.scheduler.llm import LLM
     from paged.scheduler.output import CompletionOutput, RequestOutput
     from paged.scheduler.params import SamplingParams
+    from paged.scheduler.structured.params import StructuredOutputs
 
 # Name -> module. The names above the kernels are the one upward reference of this floor.
 _LAZY = {
@@ -35,6 +36,7 @@ _LAZY = {
     "LLM": "paged.scheduler.llm",
     "RequestOutput": "paged.scheduler.output",
     "SamplingParams": "paged.scheduler.params",
+    "StructuredOutputs": "paged.scheduler.structured.params",
 }
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "KVCacheSpec",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "__version__",
     "ragged_paged_attention",
     "write_kv",

@@ -3,7 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paged.scheduler.structured.params import StructuredOutputs
 
 MAX_STOP_STRINGS = 64
 """Most stop strings of one request (the HTTP interface allows 4, as OpenAI documents)."""
@@ -63,6 +66,7 @@ class SamplingParams:
       bad_words: texts that must not be generated (compared as token sequences).
       skip_special_tokens: leave special tokens out of the text.
       include_stop_str_in_output: keep the matched stop string, or stop token, in the text.
+      structured_outputs: what the output must look like; None: anything.
 
     Raises:
       ParameterError: naming the parameter, its value and the rule.
@@ -90,6 +94,7 @@ class SamplingParams:
     bad_words: Sequence[str] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    structured_outputs: "StructuredOutputs | None" = None
     _stop: tuple[str, ...] = field(init=False, default=(), repr=False)
 
     def __post_init__(self) -> None:

@@ -1,0 +1,1 @@
+"""Tool calls in a model's text: one file per format, none knows HTTP."""
