@@ -9,7 +9,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 
-class Answer(Struct, kw_only=True, forbid_unknown_fields=True):
+class Answer(Struct, forbid_unknown_fields=True):
     """Base of all bodies: the document promises that there is nothing else in them."""
 
 

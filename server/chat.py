@@ -34,14 +34,14 @@ async def chat_completions(http_request: web.Request) -> web.StreamResponse:
     refuse_unsupported(request)
     check_stream_options(request)
     handling = handling_of(http_request, request)
-    num_logprobs = _num_logprobs(request)
+    num_logprobs = num_logprobs_of(request)
     prompt = await chat_prompt(context, request)
     generation = Generation(
         context=context,
         request=request,
         response_id=response_id(http_request, request, "chatcmpl"),
         prompts=[prompt],
-        params=[_params(context, request, prompt, num_logprobs)],
+        params=[chat_params(context, request, prompt, num_logprobs)],
         handling=handling,
     )
     if request.stream:
@@ -49,9 +49,10 @@ async def chat_completions(http_request: web.Request) -> web.StreamResponse:
     return json_response(await _body(generation, request))
 
 
-def _params(
+def chat_params(
     context: ServerContext, request: ChatCompletionRequest, prompt: Prompt, num_logprobs: int | None
 ) -> SamplingParams:
+    """Return the engine's parameters of a conversation's answer."""
     requested = request.max_completion_tokens
     if requested is None:
         requested = request.max_tokens
@@ -72,7 +73,7 @@ def _params(
     )
 
 
-def _num_logprobs(request: ChatCompletionRequest) -> int | None:
+def num_logprobs_of(request: ChatCompletionRequest) -> int | None:
     """Return the alternatives per token, None if log probabilities are not wanted."""
     top = request.top_logprobs or 0
     if not 0 <= top <= MAX_LOGPROBS:

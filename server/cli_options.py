@@ -117,6 +117,13 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         help="let requests bring their own template",
     )
     group.add_argument(
+        "--max-stored-responses",
+        type=size,
+        default=1000,
+        metavar="N",
+        help="answers of /v1/responses kept in memory for previous_response_id; 0 keeps none",
+    )
+    group.add_argument(
         "--client-max-size",
         type=size,
         default="16M",

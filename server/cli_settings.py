@@ -70,6 +70,7 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         dev_mode=_dev_mode(),
         chat_template=None if args.chat_template is None else _read_template(args.chat_template),
         trust_request_chat_template=args.trust_request_chat_template,
+        max_stored_responses=args.max_stored_responses,
         client_max_size=args.client_max_size,
         log_requests=args.enable_log_requests,
         log_stats=not args.disable_log_stats,

@@ -11,12 +11,16 @@ from aiohttp import web
 from paged._version import __version__
 from paged.server.errors import ApiError
 from paged.server.metrics import EngineMetrics
+from paged.server.response_store import ResponseStore
 from paged.server.sampling import sampling_defaults
 from paged.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from paged.models.chat_template import ChatTemplate
     from paged.scheduler.async_engine import AsyncEngine
+
+# Texts of all stored responses together, each with the conversation before it.
+_MAX_STORED_BYTES = 256 << 20
 
 
 @dataclass(slots=True)
@@ -31,6 +35,7 @@ class ServerContext:
       chat_template: instead of the checkpoint's, if the settings bring one.
       metrics: fed by the engine.
       fingerprint: `system_fingerprint` of the answers; changes with version, model and settings.
+      responses: of /v1/responses, for their successors.
       max_token_chars: characters of the longest token, for a bound on the tokens of a text.
       created: `created` of the model cards, Unix seconds.
       is_draining: the server is about to stop and takes no new requests.
@@ -43,6 +48,7 @@ class ServerContext:
     chat_template: "ChatTemplate | None"
     metrics: EngineMetrics
     fingerprint: str
+    responses: ResponseStore
     max_token_chars: int
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
@@ -90,6 +96,9 @@ def make_context(engine: "AsyncEngine", settings: ServerSettings) -> ServerConte
         chat_template=template,
         metrics=EngineMetrics(names[0], engine.max_model_len, engine.cache_info),
         fingerprint=f"paged-{__version__}-{digest}",
+        responses=ResponseStore(
+            max_responses=settings.max_stored_responses, max_bytes=_MAX_STORED_BYTES
+        ),
         # Byte-level vocabularies spell one character per byte, so this is never too small.
         max_token_chars=max(map(len, engine.tokenizer.backend.get_vocab())),
     )

@@ -77,6 +77,7 @@ class _Schemas:
 
 def _members(kind: Any) -> tuple[Any, ...]:
     """Return the structs of a union, or the one that it is."""
+    kind = getattr(kind, "__value__", kind)  # a name for a union
     return typing.get_args(kind) or (kind,)
 
 

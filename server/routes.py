@@ -8,6 +8,9 @@ from paged.server import (
     openapi,
     operations,
     protocol,
+    response_answers,
+    response_request,
+    responses,
     tokenization,
 )
 from paged.server.auth import PROBES
@@ -19,6 +22,9 @@ _BODY = (400, 413)
 _GENERATION = (*_BODY, 404, 429, 503)
 _MODEL = Parameter(
     name="model", place="path", schema={"type": "string", "minLength": 1}, description="A name."
+)
+_RESPONSE = Parameter(
+    name="id", place="path", schema={"type": "string", "minLength": 1}, description="A response."
 )
 _RESET_RUNNING = Parameter(
     name="reset_running_requests",
@@ -33,6 +39,7 @@ def make_routes(settings: ServerSettings) -> list[Route]:
     metrics_are_open = not settings.metrics_require_key
     routes = [
         *_generation_routes(),
+        *_response_routes(),
         *_tokenizer_routes(),
         Route(
             method="GET",
@@ -148,6 +155,52 @@ def _generation_routes() -> list[Route]:
             body=protocol.EmbeddingRequest,
             answer=answers.EmbeddingAnswer,
             errors=_GENERATION,
+        ),
+    ]
+
+
+def _response_routes() -> list[Route]:
+    return [
+        Route(
+            method="POST",
+            path="/v1/responses",
+            handler=responses.create_response,
+            summary="Answer an input, behind an earlier response if it names one.",
+            tag="responses",
+            body=response_request.ResponseRequest,
+            answer=response_answers.ResponseAnswer,
+            events=response_answers.AnyEvent,
+            errors=_GENERATION,
+        ),
+        Route(
+            method="GET",
+            path="/v1/responses/{id}",
+            handler=responses.show_response,
+            summary="Return a stored response.",
+            tag="responses",
+            answer=response_answers.ResponseAnswer,
+            parameters=(_RESPONSE,),
+            errors=(404,),
+        ),
+        Route(
+            method="DELETE",
+            path="/v1/responses/{id}",
+            handler=responses.delete_response,
+            summary="Forget a stored response.",
+            tag="responses",
+            answer=response_answers.DeletedResponse,
+            parameters=(_RESPONSE,),
+            errors=(404,),
+        ),
+        Route(
+            method="POST",
+            path="/v1/responses/{id}/cancel",
+            handler=responses.cancel_response,
+            summary="Refuse: no response of this version can be cancelled.",
+            tag="responses",
+            answer=response_answers.ResponseAnswer,
+            parameters=(_RESPONSE,),
+            errors=(400, 404),
         ),
     ]
 

@@ -1,0 +1,286 @@
+"""/v1/responses: answers with a memory, made of the same conversations as chat completions."""
+
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from paged.scheduler.output import CompletionOutput
+from paged.server.answers import PositionLogprobs
+from paged.server.auth import TENANT
+from paged.server.chat import chat_params, num_logprobs_of
+from paged.server.context import CONTEXT, ServerContext
+from paged.server.errors import ApiError, json_response, to_api_error
+from paged.server.generation import Generation
+from paged.server.handling import handling_of
+from paged.server.logprobs import chat_logprobs
+from paged.server.prompts import chat_prompt
+from paged.server.protocol import ChatCompletionRequest, ChatMessage, decode_body, read_json
+from paged.server.response_answers import (
+    AnyEvent,
+    DeletedResponse,
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseAnswer,
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseError,
+    ResponseFailed,
+    ResponseIncomplete,
+    ResponseInProgress,
+    ResponseUsage,
+)
+from paged.server.response_items import ResponseItems
+from paged.server.response_request import (
+    ResponseRequest,
+    chat_request,
+    input_messages,
+    output_messages,
+    refuse_unsupported_fields,
+    renamed,
+    wants_logprobs,
+)
+from paged.server.response_store import StoredResponse
+from paged.server.streaming import send_events
+from paged.server.tool_parsers.events import Content
+from paged.server.unsupported import refuse_unsupported
+
+
+async def create_response(http_request: web.Request) -> web.StreamResponse:
+    """Answer an input, behind an earlier response if it names one."""
+    context = http_request.app[CONTEXT]
+    context.check_accepting()
+    raw = await read_json(http_request)
+    request = decode_body(raw, ResponseRequest)
+    context.check_model(request.model)
+    refuse_unsupported_fields(request)
+    earlier = _earlier(http_request, request)
+    messages = [*(earlier.messages if earlier else ()), *input_messages(request)]
+    with _names_of_this_endpoint():
+        as_chat = chat_request(request, messages)
+        generation = await _generation(http_request, as_chat)
+    run = _Run(
+        generation,
+        request,
+        as_chat,
+        messages=messages,
+        tenant=http_request.get(TENANT, ""),
+        num_bytes=len(raw) + (earlier.num_bytes if earlier else 0),
+    )
+    if request.stream:
+        return await send_events(http_request, run.events(), end=b"")
+    return json_response(await run.answer())
+
+
+async def show_response(request: web.Request) -> web.Response:
+    """Return a stored response."""
+    stored = request.app[CONTEXT].responses.get(request.get(TENANT, ""), request.match_info["id"])
+    return json_response(stored.answer)
+
+
+async def delete_response(request: web.Request) -> web.Response:
+    """Forget a stored response; those that followed it keep what they need of it."""
+    response_id = request.match_info["id"]
+    request.app[CONTEXT].responses.delete(request.get(TENANT, ""), response_id)
+    return json_response(DeletedResponse(id=response_id))
+
+
+async def cancel_response(request: web.Request) -> web.Response:
+    """Refuse: only responses in the background could be cancelled, and there are none."""
+    request.app[CONTEXT].responses.get(request.get(TENANT, ""), request.match_info["id"])
+    raise ApiError(
+        "Only a response with background: true can be cancelled, which this version does not "
+        "support; to end one that streams, close its connection."
+    )
+
+
+def _earlier(http_request: web.Request, request: ResponseRequest) -> StoredResponse | None:
+    if request.previous_response_id is None:
+        return None
+    return http_request.app[CONTEXT].responses.get(
+        http_request.get(TENANT, ""), request.previous_response_id, param="previous_response_id"
+    )
+
+
+async def _generation(http_request: web.Request, request: ChatCompletionRequest) -> Generation:
+    context = http_request.app[CONTEXT]
+    refuse_unsupported(request)
+    handling = handling_of(http_request, request)
+    num_logprobs = num_logprobs_of(request)
+    prompt = await chat_prompt(context, request)
+    return Generation(
+        context=context,
+        request=request,
+        # Not the client's own id, which need not be unique: it is a key of the store.
+        response_id=f"resp_{uuid.uuid4().hex}",
+        prompts=[prompt],
+        params=[chat_params(context, request, prompt, num_logprobs)],
+        handling=handling,
+    )
+
+
+@contextlib.contextmanager
+def _names_of_this_endpoint() -> Iterator[None]:
+    """Let errors of the chat endpoint's code name the fields as they are called here."""
+    try:
+        yield
+    except Exception as error:
+        raise renamed(to_api_error(error)) from error
+
+
+class _Run:
+    """One response on its way (mutable).
+
+    Args:
+      generation: its run through the engine.
+      request, as_chat: what was asked.
+      messages: the conversation before it.
+      tenant: who may read it.
+      num_bytes: of the conversation before it.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        request: ResponseRequest,
+        as_chat: ChatCompletionRequest,
+        *,
+        messages: Sequence[ChatMessage],
+        tenant: str,
+        num_bytes: int,
+    ) -> None:
+        self._generation = generation
+        self._request = request
+        self._as_chat = as_chat
+        self._messages = messages
+        self._tenant = tenant
+        self._num_bytes = num_bytes
+        self._items = ResponseItems()
+        self._response = _opening(generation, request)
+        self._num_events = 0
+
+    async def answer(self) -> ResponseAnswer:
+        """Run to the end and return the whole response."""
+        async with aclosing(self._steps()) as steps:
+            async for _ in steps:
+                pass
+        return self._response
+
+    async def events(self) -> AsyncGenerator[list[bytes]]:
+        """Yield the events of the stream as they are written; what fails later is an event."""
+        started = False
+        try:
+            async with aclosing(self._steps()) as steps:
+                async for step in steps:
+                    if not started:
+                        started = True
+                        before = msgspec.structs.replace(self._opened)
+                        yield self._encode(
+                            [ResponseCreated(response=before), ResponseInProgress(response=before)]
+                        )
+                    if step:
+                        yield self._encode(step)
+        except Exception as error:
+            if not started or isinstance(error, ConnectionError):
+                raise
+            self._response.status = "failed"
+            self._response.output = self._items.output
+            message = to_api_error(error).message
+            self._response.error = ResponseError(code="server_error", message=message)
+            yield self._encode([ResponseFailed(response=self._response)])
+
+    async def _steps(self) -> AsyncGenerator[list[AnyEvent]]:
+        """Yield what each output of the engine adds; `_response` is whole at the end."""
+        self._opened = msgspec.structs.replace(self._response)
+        finish_reason: str | None = None
+        async with aclosing(self._generation.outputs()) as outputs:
+            async for _, output in outputs:
+                for delta in output.outputs:
+                    finish_reason = delta.finish_reason or finish_reason
+                    events = [Content(delta.text)] if delta.text else []
+                    yield self._items.feed(events, self._logprobs(delta))
+        is_complete = finish_reason == "stop"
+        closing = self._items.finish(is_complete=is_complete)
+        self._complete(is_complete=is_complete)
+        kind = ResponseCompleted if is_complete else ResponseIncomplete
+        yield [*closing, kind(response=self._response)]
+
+    def _complete(self, *, is_complete: bool) -> None:
+        response, usage = self._response, self._generation.usage.body()
+        response.status = "completed" if is_complete else "incomplete"
+        if not is_complete:
+            response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
+        response.output = self._items.output
+        response.completed_at = int(time.time())
+        response.usage = ResponseUsage(
+            input_tokens=usage["prompt_tokens"],
+            input_tokens_details=InputTokensDetails(**usage["prompt_tokens_details"]),
+            output_tokens=usage["completion_tokens"],
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+            total_tokens=usage["total_tokens"],
+        )
+        if response.store:
+            said = output_messages(response.output)
+            num_bytes = self._num_bytes + len(msgspec.json.encode(response))
+            stored = StoredResponse(response, (*self._messages, *said), num_bytes)
+            self._generation.context.responses.put(self._tenant, stored)
+
+    def _logprobs(self, delta: CompletionOutput) -> list[PositionLogprobs]:
+        if not wants_logprobs(self._request) or not delta.logprobs:
+            return []
+        spelled = chat_logprobs(
+            self._generation.context.engine.tokenizer,
+            delta.token_ids,
+            delta.logprobs,
+            num_top=self._request.top_logprobs or 0,
+            as_token_ids=False,
+        )
+        return msgspec.convert(spelled["content"], list[PositionLogprobs])
+
+    def _encode(self, events: Sequence[AnyEvent]) -> list[bytes]:
+        encoded = []
+        for event in events:
+            event.sequence_number = self._num_events
+            self._num_events += 1
+            kind: Any = type(event).__struct_config__.tag
+            encoded.append(f"event: {kind}\ndata: ".encode() + msgspec.json.encode(event) + b"\n\n")
+        return encoded
+
+
+def _opening(generation: Generation, request: ResponseRequest) -> ResponseAnswer:
+    """Return the response before anything has been generated."""
+    (params,) = generation.params
+    assert params is not None
+    context: ServerContext = generation.context
+    text = {} if request.text is None else msgspec.to_builtins(request.text)
+    reasoning = request.reasoning
+    return ResponseAnswer(
+        id=generation.response_id,
+        created_at=generation.created,
+        status="in_progress",
+        model=context.model_name,
+        output=[],
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        tool_choice=request.tool_choice or "auto",
+        tools=request.tools or [],
+        text={**text, "format": text.get("format") or {"type": "text"}},
+        reasoning={
+            "effort": reasoning and reasoning.effort,
+            "summary": reasoning and reasoning.summary,
+        },
+        store=request.store is not False and context.responses.is_enabled,
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        metadata=request.metadata or {},
+        previous_response_id=request.previous_response_id,
+        top_logprobs=request.top_logprobs or 0,
+        user=request.user,
+    )
