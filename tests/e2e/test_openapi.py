@@ -1,5 +1,6 @@
 """`/openapi.json` is true: what is generated from it never breaks the server, and answers fit it."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+ROOT = Path(__file__).parents[2]
 CHECKS = ",".join(
     [
         "not_a_server_error",
@@ -24,10 +26,18 @@ CHECKS = ",".join(
 def run_schemathesis(url: str, folder: Path, *options: str) -> int:
     """Return how many requests schemathesis has made without finding anything."""
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"]
-    command += ["--checks", CHECKS, "--seed", "1", "--no-color", "--generation-deterministic"]
+    command += ["--checks", CHECKS, "--no-color", "--generation-deterministic"]
+    # Long: a machine may be busy, and this is no test of speed.
+    command += ["--request-timeout", "200"]
+    hooks = {"SCHEMATHESIS_HOOKS": "tests.e2e.schemathesis_hooks", "PYTHONPATH": str(ROOT)}
     # The folder is empty: neither settings nor examples of an earlier run are found.
     done = subprocess.run(
-        [*command, *options], cwd=folder, capture_output=True, text=True, check=False
+        [*command, *options],
+        cwd=folder,
+        env=os.environ | hooks,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     found = re.search(r"(\d+) generated", done.stdout)
@@ -35,13 +45,21 @@ def run_schemathesis(url: str, folder: Path, *options: str) -> int:
     return int(found[1])
 
 
+def num_answered(url: str) -> float:
+    """Return how many samples have ended by themselves or by their limit."""
+    page = httpx.get(f"{url}/metrics").text
+    found = re.findall(r'^vllm:request_success_total.*reason="(?:stop|length)".* (\S+)$', page, re.M)
+    return sum(map(float, found))
+
+
 def test_generated_requests_find_nothing_wrong(tiny_url, tmp_path):
-    assert run_schemathesis(tiny_url, tmp_path, "--phases", "fuzzing", "-n", "10") >= 100
+    assert run_schemathesis(tiny_url, tmp_path, "--phases", "fuzzing", "-n", "15") >= 100
+    assert num_answered(tiny_url) >= 20, "some of them reach the engine"
 
 
 @pytest.mark.slow
 def test_2000_generated_requests_find_nothing_wrong(tiny_url, tmp_path):
-    options = ["--phases", "examples,coverage,fuzzing,stateful", "-n", "100"]
+    options = ["--phases", "coverage,fuzzing", "-n", "100"]
     assert run_schemathesis(tiny_url, tmp_path, *options) >= 2000
 
 
