@@ -48,9 +48,12 @@ def run(args: argparse.Namespace) -> int:
             return 0
         file = output.open("ab")
     counts = _Counts(num_skipped=len(requests) - len(waiting))
-    with file, contextlib.closing(
-        tqdm(total=len(requests), initial=counts.num_skipped, desc="Batch", unit="request")
-    ) as bar:
+    with (
+        file,
+        contextlib.closing(
+            tqdm(total=len(requests), initial=counts.num_skipped, desc="Batch", unit="request")
+        ) as bar,
+    ):
         asyncio.run(_answer_all(args, waiting, _Output(file, bar, counts)))
     _report(counts)
     return 0

@@ -5,7 +5,7 @@ Source: https://platform.openai.com/docs/api-reference/responses and `.../respon
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from paged.server.answers import Answer, PositionLogprobs
 
@@ -17,8 +17,8 @@ class OutputText(Answer):
 
     text: str
     type: Literal["output_text"] = "output_text"
-    annotations: list[Any] = []
-    logprobs: list[PositionLogprobs] = []
+    annotations: list[Any] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
 
 
 class ReasoningText(Answer):
@@ -46,7 +46,7 @@ class ReasoningItem(Answer, tag_field="type", tag="reasoning"):
     id: str
     status: Status
     content: list[ReasoningText]
-    summary: list[Any] = []
+    summary: list[Any] = field(default_factory=list)
 
 
 class FunctionCallItem(Answer, tag_field="type", tag="function_call"):
@@ -121,7 +121,7 @@ class ResponseAnswer(Answer):
     instructions: str | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
-    metadata: dict[str, str] = {}
+    metadata: dict[str, str] = field(default_factory=dict)
     previous_response_id: str | None = None
     service_tier: str = "default"
     top_logprobs: int = 0
@@ -269,4 +269,3 @@ type AnyEvent = (
     | CallArgumentsDelta
     | CallArgumentsDone
 )
-

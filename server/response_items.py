@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -141,9 +142,7 @@ class ResponseItems:
         done: list[AnyEvent] = []
         match item:
             case FunctionCallItem():
-                done.append(
-                    CallArgumentsDone(**within, name=item.name, arguments=item.arguments)
-                )
+                done.append(CallArgumentsDone(**within, name=item.name, arguments=item.arguments))
             case MessageItem(content=[part]):
                 done.append(OutputTextDone(**within, text=part.text, logprobs=part.logprobs))
                 done.append(_part_done(within, part))
@@ -152,11 +151,11 @@ class ResponseItems:
                 done.append(_part_done(within, thought))
         return [*done, OutputItemDone(output_index=len(self.output) - 1, item=_copy(item))]
 
-    def _within(self, item: Item) -> dict[str, object]:
+    def _within(self, item: Item) -> dict[str, Any]:
         return {"item_id": item.id, "output_index": len(self.output) - 1}
 
 
-def _part_done(within: dict[str, object], part: Part) -> ContentPartDone:
+def _part_done(within: dict[str, Any], part: Part) -> ContentPartDone:
     return ContentPartDone(**within, part=msgspec.to_builtins(part))
 
 

@@ -1,4 +1,4 @@
-"""Requests to /v1/responses as structs, and as the conversation that the chat endpoint would see."""
+"""Requests to /v1/responses as structs, and as conversations that the chat endpoint would see."""
 
 import re
 from collections.abc import Sequence
@@ -187,7 +187,7 @@ def chat_request(
         tools=[_tool(tool) for tool in request.tools] if request.tools else None,
         tool_choice=_tool_choice(request) if request.tools else None,
         response_format=_response_format(request),
-        reasoning_effort=request.reasoning and request.reasoning.effort,
+        reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
     )
 
 
@@ -311,7 +311,7 @@ def _tool_choice(request: ResponseRequest) -> str | JsonObject | None:
 
 
 def _response_format(request: ResponseRequest) -> JsonObject | None:
-    wanted = request.text and request.text.format
+    wanted = None if request.text is None else request.text.format
     if wanted is None:
         return None
     if wanted.type != "json_schema":

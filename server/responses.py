@@ -273,8 +273,8 @@ def _opening(generation: Generation, request: ResponseRequest) -> ResponseAnswer
         tools=request.tools or [],
         text={**text, "format": text.get("format") or {"type": "text"}},
         reasoning={
-            "effort": reasoning and reasoning.effort,
-            "summary": reasoning and reasoning.summary,
+            "effort": None if reasoning is None else reasoning.effort,
+            "summary": None if reasoning is None else reasoning.summary,
         },
         store=request.store is not False and context.responses.is_enabled,
         instructions=request.instructions,

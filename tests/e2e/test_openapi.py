@@ -1,4 +1,4 @@
-"""`/openapi.json` is true: what is generated from it never breaks the server, and answers fit it."""
+"""`/openapi.json` is true: requests generated from it break nothing, and the answers fit it."""
 
 import os
 import re
@@ -48,7 +48,9 @@ def run_schemathesis(url: str, folder: Path, *options: str) -> int:
 def num_answered(url: str) -> float:
     """Return how many samples have ended by themselves or by their limit."""
     page = httpx.get(f"{url}/metrics").text
-    found = re.findall(r'^vllm:request_success_total.*reason="(?:stop|length)".* (\S+)$', page, re.M)
+    found = re.findall(
+        r'^vllm:request_success_total.*reason="(?:stop|length)".* (\S+)$', page, re.M
+    )
     return sum(map(float, found))
 
 
