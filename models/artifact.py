@@ -20,7 +20,7 @@ from jax import export
 from paged.models.programs import Program, ProgramSource
 
 MANIFEST = "manifest.json"
-_FORMAT = 1
+_FORMAT = 2
 
 # The only custom calls that an exported program may hold beside those that XLA keeps stable.
 _ALLOWED = [export.DisabledSafetyCheck.custom_call("triton_kernel_call_ffi")]

@@ -47,6 +47,7 @@ class SamplingBatch:
       edit_values: float32 `[num_seqs, max_logit_edits]`; -inf forbids the token.
       only_edits: int32 `[num_seqs]`, 1 if all tokens but those in `edit_ids` are forbidden.
       wants_logprobs: int32 `[1]`, 1 if any row wants log probabilities.
+      uses_masks: int32 `[1]`, 1 if the masks that come beside the batch forbid anything.
     """
 
     temperature: Array  # [num_seqs]
@@ -62,6 +63,7 @@ class SamplingBatch:
     edit_values: Array  # [num_seqs, max_logit_edits]
     only_edits: Array  # [num_seqs]
     wants_logprobs: Array  # [1]
+    uses_masks: Array  # [1]
 
 
 @jax.tree_util.register_dataclass
@@ -69,8 +71,8 @@ class SamplingBatch:
 class SampledTokens:
     """What a step returns for each sequence row.
 
-    Log probabilities are of the raw logits (log-softmax in float32 before any processing), and
-    hold garbage unless the batch asked for them.
+    Log probabilities are of the raw logits (log-softmax in float32 before any processing but that
+    of the masks), and hold garbage unless the batch asked for them.
 
     Attributes:
       token_ids: int32 `[num_seqs]`.

@@ -88,8 +88,9 @@ class BatchLayout:
         (docs/decisions/0017).
 
     Fields, by the name in `views` (int32; floats by their bits): `seq_lens`, `block_tables`,
-    `sampling`, `edit_ids`, `edit_values`, `wants_logprobs`, `query_start_loc`, `logits_indices`,
-    `token_ids`, `positions` and `slot_mapping` as in `ForwardBatch` and `SamplingBatch`;
+    `sampling`, `edit_ids`, `edit_values`, `wants_logprobs`, `uses_masks`, `query_start_loc`,
+    `logits_indices`, `token_ids`, `positions` and `slot_mapping` as in `ForwardBatch` and
+    `SamplingBatch`;
     `block_tables.1`, `slot_mapping.1` and so on of the further groups; and `sampled_rows`, the
     batch row that keeps each sequence's sample for a later step, or `NO_ROW`. A token id may also
     be `in_flight(batch_row)`.
@@ -111,6 +112,7 @@ class BatchLayout:
         yield "edit_ids", (self.num_seqs, self.max_logit_edits)
         yield "edit_values", (self.num_seqs, self.max_logit_edits)
         yield "wants_logprobs", (1,)
+        yield "uses_masks", (1,)
 
     def _fields(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from self._row_fields()
@@ -206,6 +208,7 @@ class BatchLayout:
             edit_ids=fields["edit_ids"],
             edit_values=_bits_to_float(fields["edit_values"]),
             wants_logprobs=fields["wants_logprobs"],
+            uses_masks=fields["uses_masks"],
             **column,
         )
         return sampling, fields["block_tables"], fields["seq_lens"]

@@ -1,6 +1,6 @@
-"""From logits to tokens, on the device: edits, penalties, truncation, the draw, log probabilities.
+"""From logits to tokens: edits, penalties, masks, truncation, the draw, log probabilities.
 
-Edits, penalties, truncation and log probabilities run only if some row of the batch asks for them.
+All but the draw runs only if some row of the batch asks for it.
 Nothing walks over the whole vocabulary more often than it must: the logits are seen as blocks of
 64 tokens, whose maxima and masses, two passes over the logits, point to the few blocks that
 matter. So 64 rows of 49152 logits take 3 ms on two shared Zen 5 cores, 6 with top-k or top-p, where
@@ -24,19 +24,23 @@ from paged.models.truncation import truncate
 # Tokens of history that penalties count per iteration; they stop at the longest live history.
 _HISTORY_CHUNK = 512
 
+_MASK_BITS = 32  # tokens per word of a mask
+
 
 def sample(
     compute_logits: Callable[[], Array],
     batch: SamplingBatch,
     history: Callable[[], Array],
     positions: Array,
+    masks: Array,
     *,
     max_logprobs: int,
 ) -> SampledTokens:
     """Draw one token per row.
 
-    The stages, in this order: allow-list and edits, penalties, temperature, min-p, top-k, top-p,
-    the draw. Greedy rows (temperature 0) take the first largest logit after the penalties.
+    The stages, in this order: allow-list and edits, penalties, masks, temperature, min-p, top-k,
+    top-p, the draw. Greedy rows (temperature 0) take the first largest logit after the masks.
+    Log probabilities are of the masked logits before the other stages, as in the reference.
 
     Args:
       compute_logits: gives float32 `[num_seqs, vocab_size]`. They are changed in place, and
@@ -47,6 +51,8 @@ def sample(
         inside the branch that needs it. Entries at `positions` and beyond may be anything.
       positions: position of the sampled token, which is the number of known tokens, int32
         `[num_seqs]`.
+      masks: int32 `[num_seqs, mask_words(vocab_size)]`; bit i of word w of a row, from the lowest,
+        allows token 32 * w + i. Read if `batch.uses_masks`.
       max_logprobs: alternatives reported per row.
 
     Returns:
@@ -57,14 +63,21 @@ def sample(
     uses_edits, uses_penalties = _uses_edits(batch, vocab_size), _uses_penalties(batch)
     logits = _change_if(uses_edits, lambda x: _edit(x, batch), raw)
     logits = _change_if(uses_penalties, lambda x: _penalise(x, batch, history(), positions), logits)
+    uses_masks = batch.uses_masks[0] > 0
+    logits = _change_if(uses_masks, lambda x: _forbid(x, masks), logits)
     # Not in a branch even if all rows are greedy: XLA:CPU keeps branches to one thread.
     token_ids = _draw(logits, batch, positions)
     # A row without any possible token, or with NaN, would end in the padding of the last block.
     token_ids = jnp.minimum(token_ids, vocab_size - 1)
 
     def report() -> SampledTokens:
+        def compute_masked() -> Array:
+            forbid = functools.partial(_forbid, masks=masks)
+            masked: Array = lax.cond(uses_masks, forbid, lambda x: x, compute_logits())
+            return masked
+
         is_changed = uses_edits | uses_penalties
-        unchanged = lax.cond(is_changed, lambda _: compute_logits(), lambda x: x, logits)
+        unchanged = lax.cond(is_changed, lambda _: compute_masked(), lambda x: x, logits)
         return _with_logprobs(unchanged, token_ids, max_logprobs=max_logprobs)
 
     wants_logprobs = batch.wants_logprobs[0] > 0
@@ -101,6 +114,18 @@ def _edit(logits: Array, batch: SamplingBatch) -> Array:
     kept = jnp.where((batch.only_edits > 0)[:, None], -jnp.inf, edited)
     # Again, for the rows whose listed tokens have just been forbidden with the rest.
     return kept.at[row, batch.edit_ids].set(listed, mode="drop")
+
+
+def mask_words(vocab_size: int) -> int:
+    """Return the int32 words of one row of masks."""
+    return -(-vocab_size // _MASK_BITS)
+
+
+def _forbid(logits: Array, masks: Array) -> Array:
+    """Forbid the tokens whose bit is 0."""
+    bits = (masks[:, :, None] >> jnp.arange(_MASK_BITS, dtype=jnp.int32)[None, None, :]) & 1
+    is_allowed = bits.reshape(logits.shape[0], -1)[:, : logits.shape[1]] > 0
+    return jnp.where(is_allowed, logits, -jnp.inf)
 
 
 def _uses_penalties(batch: SamplingBatch) -> Array:
@@ -186,7 +211,7 @@ def _without_logprobs(token_ids: Array, *, max_logprobs: int) -> SampledTokens:
 
 
 def _with_logprobs(logits: Array, token_ids: Array, *, max_logprobs: int) -> SampledTokens:
-    """Return the tokens with their log probabilities under the unprocessed logits."""
+    """Return the tokens with their log probabilities under these logits."""
     normaliser = jax.nn.logsumexp(logits, axis=1, keepdims=True)
     sampled = jnp.take_along_axis(logits, token_ids[:, None], axis=1)
     top, top_ids = _top_tokens(logits, min(max_logprobs, logits.shape[1]))

@@ -26,7 +26,7 @@ from paged.models.batch import SampledTokens
 from paged.models.forward import HeadDef, forward
 from paged.models.packing import BatchLayout, in_flight
 from paged.models.programs import Program, ProgramSource
-from paged.models.sampling import sample
+from paged.models.sampling import mask_words, sample
 
 type Forward = Callable[
     [tuple[Array, ...], KVCache, np.ndarray, Array], tuple[Array, Array, KVCache]
@@ -39,8 +39,11 @@ type Resize = Callable[[Array, Array], tuple[Array, Array]]
 type Greedy = Callable[[Any, Array, Array, Array], tuple[Array, Array]]
 """Compiled `greedy_step`: (head parameters, hidden rows, packed rows, last tokens)."""
 
-type Sample = Callable[[Any, Array, Array, Array, Array], tuple[SampledTokens, Array]]
-"""Compiled `sample_step`: as `Greedy`, with the cached token ids before the last tokens."""
+type Sample = Callable[
+    [Any, Array, Array, Array, Array, Array | np.ndarray], tuple[SampledTokens, Array]
+]
+"""Compiled `sample_step`: as `Greedy`, with the cached token ids before the last tokens, and masks
+after them."""
 
 
 def forward_step(
@@ -129,6 +132,7 @@ def sample_step(
     rows: Array,
     cached_token_ids: Array,
     last_tokens: Array,
+    masks: Array,
     *,
     head: HeadDef,
     layout: BatchLayout,
@@ -142,6 +146,8 @@ def sample_step(
       rows: int32 `[layout.rows_size]`, from `forward_step`.
       cached_token_ids: `KVCache.token_ids`, int32 `[num_blocks, block_size]`, this step's included.
       last_tokens: the last sample of each batch row, int32 `[max_num_seqs]`.
+      masks: which tokens each sequence may take, see `sample`; of a batch without such sequences
+        anything of that shape.
       head: structure of the head (static).
       layout: the static shapes; only those of sequences matter.
       max_logprobs: alternatives reported per position when a row asks for log probabilities.
@@ -158,7 +164,7 @@ def sample_step(
         return nnx.merge(head, head_params).logits(hidden)
 
     # The sampled token's position is the number of tokens known so far.
-    samples = sample(compute_logits, sampling, history, seq_lens, max_logprobs=max_logprobs)
+    samples = sample(compute_logits, sampling, history, seq_lens, masks, max_logprobs=max_logprobs)
     return samples, _keep(last_tokens, layout.unpack_sampled_rows(rows), samples.token_ids)
 
 
@@ -251,7 +257,8 @@ def compile_sample(
     """
     step = functools.partial(sample_step, head=head, layout=layout, max_logprobs=max_logprobs)
     hidden, rows, last_tokens = _head_inputs(head, head_params, layout, max_num_seqs)
-    arguments = head_params, hidden, rows, kv_cache.token_ids, last_tokens
+    masks = np.zeros((layout.num_seqs, mask_words(layout.vocab_size)), np.int32)
+    arguments = head_params, hidden, rows, kv_cache.token_ids, last_tokens, masks
     outputs = SampledTokens(0, 0, 0, 0, 0), 0  # type: ignore[arg-type]
     program = Program(f"sample {layout} {max_logprobs}", step, arguments, outputs)
     compiled: Sample = store.make(program)

@@ -13,6 +13,7 @@ from paged.models.tokenizer import Tokenizer
 from paged.scheduler.logit_edits import make_logit_edits
 from paged.scheduler.params import ParameterError, SamplingParams
 from paged.scheduler.request import CacheMode, Request
+from paged.scheduler.structured.compiler import Grammar
 
 _CACHE_MODES = {mode.value: mode for mode in CacheMode}
 # The reference's type of a priority; bounded, so that nobody queues integers of a megabyte.
@@ -70,6 +71,7 @@ class InputProcessor:
         cache_mode: CacheMode = CacheMode.DEFAULT,
         priority: int = 0,
         arrival_time: float | None = None,
+        grammar: Grammar | None = None,
     ) -> list[Request]:
         """Return the `params.n` requests of one user request.
 
@@ -81,6 +83,7 @@ class InputProcessor:
           cache_mode: what the request leaves behind in the prefix cache.
           priority: lower is more urgent; counts under the priority policy only.
           arrival_time: monotonic seconds; now if None.
+          grammar: what `params.structured_outputs` asks for, compiled.
 
         Raises:
           ParameterError: for an empty or too long prompt, an id outside the vocabulary, a
@@ -106,6 +109,8 @@ class InputProcessor:
             bad_words=self._bad_word_ids(params),
         )
         arrival = time.monotonic() if arrival_time is None else arrival_time
+        # What is not sampled has no log probabilities, obeys no edits and may hide a stop string.
+        jumps = params.logprobs is None and edits is None and not params.stop_strings
         child_params = params if params.n == 1 else dataclasses.replace(params, n=1)
         requests = []
         for index in range(params.n):
@@ -120,6 +125,7 @@ class InputProcessor:
                     stop_token_ids=stop_ids,
                     seed=seed,
                     logit_edits=edits,
+                    constraint=None if grammar is None else grammar.start(jumps=jumps),
                     cache_salt=cache_salt,
                     cache_mode=cache_mode,
                     priority=priority,

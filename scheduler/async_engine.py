@@ -123,6 +123,7 @@ class AsyncEngine:
         if self._thread is not None:
             raise RuntimeError("The engine is already started.")
         self._loop = asyncio.get_running_loop()
+        self._engine.prepare_grammars()
         self._thread = threading.Thread(target=self._run, name="paged-engine", daemon=True)
         self._thread.start()
 
@@ -194,27 +195,32 @@ class AsyncEngine:
 
         Raises:
           ParameterError: before the first item, for what cannot be served.
-          QueueFullError: before the first item, when too many requests wait.
+          QueueFullError: before the first item, when too many requests wait, or grammars.
           EngineDeadError: at any time.
         """
         self._check_accepting(params.n)
         request_id = request_id or uuid.uuid4().hex
         if request_id in self._mailboxes:
             raise ValueError(f"Request {request_id!r} is not finished yet; use another request_id.")
-        requests = self._engine.processor.process(
-            request_id,
-            prompt_token_ids,
-            params,
-            cache_salt=cache_salt,
-            cache_mode=cache_mode,
-            priority=priority,
-        )
+        arrival_time = time.monotonic()
         mailbox = Mailbox(params.n)
         self._mailboxes[request_id] = mailbox
         self._idle.clear()
-        self._inbox.put(lambda: self._add(requests, prompt, stream))
         finished = False
         try:
+            requests = self._engine.processor.process(
+                request_id,
+                prompt_token_ids,
+                params,
+                cache_salt=cache_salt,
+                cache_mode=cache_mode,
+                priority=priority,
+                arrival_time=arrival_time,
+                grammar=await self._engine.compile_grammar(params),
+            )
+            self._inbox.put(lambda: self._add(requests, prompt, stream))
+            if mailbox.is_aborted:  # while its grammar was compiled
+                self.abort(request_id)
             while not finished:
                 if mailbox.deltas:
                     deltas, mailbox.deltas = mailbox.deltas, []
@@ -235,6 +241,9 @@ class AsyncEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request by id and free its blocks within one step; unknown ids are ignored."""
+        mailbox = self._mailboxes.get(request_id)
+        if mailbox is not None:
+            mailbox.is_aborted = True
         self._inbox.put(lambda: self._abort(request_id))
 
     def check_health(self) -> None:

@@ -17,12 +17,14 @@ class Batch(NamedTuple):
       packed: int32 `[layout.size]`, see `BatchLayout`.
       is_greedy: every sequence that samples takes its likeliest token, and nothing else is wanted.
       wants_logprobs: some sequence wants log probabilities.
+      uses_masks: some sequence takes its token from those that a mask allows.
       wants_hidden: some sequence wants its final hidden state.
     """
 
     packed: np.ndarray
     is_greedy: bool
     wants_logprobs: bool
+    uses_masks: bool = False
     wants_hidden: bool = False
 
 
@@ -89,9 +91,10 @@ def build_batch(
             _fill_first_tokens(views, rows[i], int(token_stops[i]) - 1, table, block_size)
     _fill_last_tokens(views, seqs, table, block_size)
     is_greedy = _fill_sampling(views, seqs, table)
+    wants_logprobs, uses_masks = bool(views["wants_logprobs"][0]), bool(views["uses_masks"][0])
     # Of a prompt that goes on in a later step the row is of no use, but this is rare and cheap.
     wants_hidden = bool(table.wants_hidden[seqs.batch_rows].any())
-    return Batch(packed, is_greedy, bool(views["wants_logprobs"][0]), wants_hidden)
+    return Batch(packed, is_greedy, wants_logprobs, uses_masks, wants_hidden)
 
 
 def _fill_first_tokens(
@@ -166,6 +169,7 @@ def _fill_sampling(views: dict[str, np.ndarray], seqs: _Sequences, table: RowTab
     views["sampled_rows"][sampling] = batch_rows
     views["sampling"][sampling] = table.sampling[batch_rows]
     views["wants_logprobs"][0] = table.wants_logprobs[batch_rows].any()
+    views["uses_masks"][0] = table.is_constrained[batch_rows].any()
     is_greedy = bool(table.is_greedy[batch_rows].all())
     has_edits = table.has_edits[batch_rows]
     if not has_edits.any():

@@ -7,6 +7,7 @@ from paged.scheduler.eviction.policies import DEFAULT_POLICY, POLICIES
 from paged.scheduler.prefill_limits import PrefillLimits
 from paged.scheduler.prefix_cache import DEFAULT_HASH_ALGORITHM, HASH_ALGORITHMS
 from paged.scheduler.request_queue import SCHEDULING_POLICIES
+from paged.scheduler.structured.config import StructuredOutputsConfig
 
 # By the names of the reference; "fp8" is the one that resolved settings spell out.
 FP8_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
@@ -18,6 +19,7 @@ LINEAR_BACKENDS = ("auto", "native", "xla")
 QUANTIZATIONS = ("int8",)
 PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
 DEFAULT_NATIVE_CACHE_DIR = "~/.cache/paged/native"
+_STRUCTURED = StructuredOutputsConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,7 @@ class EngineConfig:
       kv_offloading_path: folder for blocks evicted from host memory; None: none.
       kv_offloading_disk_size: most GiB in that folder; None: until the disk is full.
       disable_hybrid_kv_cache_manager: keep all blocks of sliding-window layers.
+      structured_outputs_config: what grammars may cost, and how JSON is written.
       generation_config: "auto" takes sampling defaults from the checkpoint, "vllm" ignores them.
       compilation_cache_dir: folder of compiled programs; None turns the cache off.
       native_cache_dir: folder of the C++ kernels, which are compiled on first use.
@@ -98,6 +101,7 @@ class EngineConfig:
     kv_offloading_path: str | None = None
     kv_offloading_disk_size: float | None = None
     disable_hybrid_kv_cache_manager: bool = False
+    structured_outputs_config: StructuredOutputsConfig = _STRUCTURED
     generation_config: str = "auto"
     compilation_cache_dir: str | None = DEFAULT_COMPILATION_CACHE_DIR
     native_cache_dir: str = DEFAULT_NATIVE_CACHE_DIR

@@ -18,10 +18,13 @@ from paged.scheduler.output import (
     StepStats,
 )
 from paged.scheduler.output_processor import OutputProcessor
-from paged.scheduler.params import SamplingParams
+from paged.scheduler.params import ParameterError, SamplingParams
 from paged.scheduler.request import CacheMode, Request
 from paged.scheduler.scheduler import Scheduler
 from paged.scheduler.stats import StatsBuilder
+from paged.scheduler.structured.compiler import Grammar, GrammarCompiler
+from paged.scheduler.structured.grammar_constraint import MaskFiller
+from paged.scheduler.structured.masked_step import MaskedStep
 
 # How long an engine with nothing else to do waits for a load before it looks for new requests.
 _TIER_WAIT_SECONDS = 0.005
@@ -38,8 +41,8 @@ class PendingStep(Protocol):
 class Runner(Protocol):
     """What the engine needs of a runner; tests hand in one without a model."""
 
-    def execute(self, output: SchedulerOutput) -> PendingStep:
-        """Start the step."""
+    def execute(self, output: SchedulerOutput) -> PendingStep | MaskedStep[PendingStep]:
+        """Start the step, or what can be started before its masks are known."""
         ...
 
     def close(self) -> None:
@@ -79,6 +82,7 @@ class Engine:
       processor: checks and expands user requests.
       async_scheduling: plan and dispatch each step while the device still works on the one
         before; outputs then come one call of `step` later, and are the same.
+      grammars: compiles what structured outputs ask for; None: they are refused. Owned.
       tiers: the scheduler's memory below the device, to wait for; owned, closed by `close`.
       clock: monotonic seconds.
     """
@@ -91,6 +95,7 @@ class Engine:
         tokenizer: Tokenizer,
         processor: InputProcessor,
         async_scheduling: bool = False,
+        grammars: GrammarCompiler | None = None,
         tiers: WaitableTiers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -106,6 +111,8 @@ class Engine:
             on_end=lambda request: self._stats.on_finished(request, self._clock()),
         )
         self._async_scheduling = async_scheduling
+        self._grammars = grammars
+        self._mask_filler = MaskFiller()
         self._tiers = tiers
         self._in_flight: _InFlight | None = None
         self._early_deltas: list[Delta] = []
@@ -143,7 +150,9 @@ class Engine:
           stream: as in `add_processed`.
 
         Raises:
-          ParameterError: for what cannot be served (see `InputProcessor.process`).
+          ParameterError: for what cannot be served (see `InputProcessor.process`), or a grammar
+            that cannot be compiled, which is waited for.
+          QueueFullError: if too many grammars wait.
           ValueError: if the id belongs to an unfinished request.
         """
         requests = self.processor.process(
@@ -153,8 +162,40 @@ class Engine:
             cache_salt=cache_salt,
             cache_mode=cache_mode,
             priority=priority,
+            grammar=self._compile(params),
         )
         self.add_processed(requests, prompt, stream=stream)
+
+    def _compile(self, params: SamplingParams) -> Grammar | None:
+        """Return the grammar of a request, if it has one, waiting for it."""
+        compiler = self._compiler_for(params)
+        if compiler is None or params.structured_outputs is None:
+            return None
+        return compiler.compile(params.structured_outputs)
+
+    async def compile_grammar(self, params: SamplingParams) -> Grammar | None:
+        """Return what `InputProcessor.process` needs for structured outputs, None if for nothing.
+
+        May be called by any thread; the engine does not wait.
+
+        Raises: as `GrammarCompiler.compile`.
+        """
+        compiler = self._compiler_for(params)
+        if compiler is None or params.structured_outputs is None:
+            return None
+        return await compiler.compile_async(params.structured_outputs)
+
+    def prepare_grammars(self) -> None:
+        """Wait for what the first grammar needs, which would hold up everybody else later."""
+        if self._grammars is not None:
+            self._grammars.wait_until_loaded()
+
+    def _compiler_for(self, params: SamplingParams) -> GrammarCompiler | None:
+        if params.structured_outputs is not None and self._grammars is None:
+            raise ParameterError(
+                "structured_outputs", params.structured_outputs, "needs an engine with grammars"
+            )
+        return self._grammars
 
     def add_processed(
         self, requests: Sequence[Request], prompt: str | None = None, *, stream: bool = True
@@ -216,14 +257,20 @@ class Engine:
         started = self._clock()
         deltas, self._early_deltas = self._early_deltas, []
         scheduled = self.scheduler.schedule()
-        dispatched = None
+        pending = None
         if scheduled.scheduled or scheduled.saves or scheduled.restores:
-            dispatched = _InFlight(scheduled, self.runner.execute(scheduled))
+            pending = self.runner.execute(scheduled)
+        previous, self._in_flight = self._in_flight, None
+        if previous is not None:
+            deltas += self._collect(previous)
+        if isinstance(pending, MaskedStep):  # the tokens it depends on are known now
+            pending = pending.choose(scheduled, self._mask_filler)
+        dispatched = None if pending is None else _InFlight(scheduled, pending)
         if self._async_scheduling:
-            dispatched, self._in_flight = self._in_flight, dispatched
-        if dispatched is not None:
+            self._in_flight = dispatched
+        elif dispatched is not None:
             deltas += self._collect(dispatched)
-        elif self._in_flight is None and self.scheduler.num_deferred:
+        if previous is None and dispatched is None and self.scheduler.num_deferred:
             assert self._tiers is not None
             self._tiers.wait(_TIER_WAIT_SECONDS)
         return deltas, self.take_stats(step_seconds=self._clock() - started)
@@ -262,6 +309,8 @@ class Engine:
         self.abort_deltas(self._outputs.parent_ids)
         self._in_flight = None
         self.runner.close()
+        if self._grammars is not None:
+            self._grammars.close()
         if self._tiers is not None:
             self._tiers.close()
 

@@ -48,6 +48,7 @@ from paged.scheduler.offloading import BlockMover, check_offloading, make_tiers
 from paged.scheduler.prefix_cache import PrefixHasher
 from paged.scheduler.runner import ModelRunner
 from paged.scheduler.scheduler import Scheduler
+from paged.scheduler.structured.compiler import GrammarCompiler
 from paged.scheduler.tiers.manager import MAX_INFLIGHT_BYTES, TierManager
 
 logger = logging.getLogger(__name__)
@@ -142,6 +143,13 @@ def load_engine(
         )
     _check_tiers(config, windows)
     hasher = PrefixHasher(config.prefix_caching_hash_algo)
+    grammars = GrammarCompiler.of_model(
+        tokenizer,
+        vocab_size=checkpoint.model_config.vocab_size,
+        eos_token_ids=checkpoint.eos_token_ids,
+        config=config.structured_outputs_config,
+    )
+    grammars.start_loading()
     runner, tiers = _load_runner(
         checkpoint, config, spec, num_blocks, groups, phases, progress=progress
     )
@@ -154,6 +162,7 @@ def load_engine(
         scheduler=_make_scheduler(config, num_blocks, windows, hasher, tiers),
         runner=runner,
         async_scheduling=bool(config.async_scheduling),
+        grammars=grammars,
         tiers=tiers,
         tokenizer=tokenizer,
         processor=InputProcessor(

@@ -17,14 +17,16 @@ class Mailbox:
       deltas: in the order of their steps; the consumer takes the list and leaves an empty one.
       error: why the request was never queued.
       num_samples: as given.
+      is_aborted: somebody wants it to end, perhaps before the engine knows of it.
     """
 
-    __slots__ = ("_waiter", "deltas", "error", "num_samples")
+    __slots__ = ("_waiter", "deltas", "error", "is_aborted", "num_samples")
 
     def __init__(self, num_samples: int) -> None:
         self.deltas: list[Delta] = []
         self.error: Exception | None = None
         self.num_samples = num_samples
+        self.is_aborted = False
         self._waiter: asyncio.Future[None] | None = None
 
     def arrival(self) -> asyncio.Future[None]:

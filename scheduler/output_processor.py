@@ -131,15 +131,16 @@ class OutputProcessor:
             token_id = token_ids[index]
             if request.finish_reason is None:
                 step = sample.step
-                if step is not None:
+                if step is not None and not updates.replaced:
                     deltas.append(Delta(sample.parent, request.index, step(token_id), (token_id,)))
                     continue
                 if sample.is_silent:
                     continue
+            new_token_ids = updates.new_token_ids(index)
             if sample.logprobs is not None and logprobs is not None:
-                new = sample.logprobs.build((token_id,), logprobs, updates.rows[index])
+                new = sample.logprobs.build(new_token_ids, logprobs, updates.rows[index])
                 sample.positions += new
-            delta = self._advance(sample, token_id)
+            delta = self._advance(sample, new_token_ids)
             if delta is not None:
                 deltas.append(delta)
         return deltas
@@ -178,26 +179,26 @@ class OutputProcessor:
             builder = LogprobsBuilder(tokenizer, request.prompt_token_ids, params.logprobs)
         return _Sample(request, parent, stream, decoder, detokenizer, builder)
 
-    def _advance(self, sample: _Sample, token_id: int) -> Delta | None:
-        """Return the delta of a sample's new token, looking for stop strings on the way."""
+    def _advance(self, sample: _Sample, token_ids: tuple[int, ...]) -> Delta | None:
+        """Return the delta of a sample's new tokens, looking for stop strings on the way."""
         request, detokenizer = sample.request, sample.detokenizer
         if detokenizer is not None and not _hides_last_token(request):
-            matched = detokenizer.update((token_id,))
+            matched = detokenizer.update(token_ids)
             if matched is not None:
                 if request.is_finished:  # the step's token was also the last one allowed
                     request.finish_reason, request.stop_reason = FinishReason.STOP, matched
                 else:
                     self._finish(request, FinishReason.STOP, matched)
         if request.is_finished:
-            return self._close(sample, (token_id,))
+            return self._close(sample, token_ids)
         if not sample.streams:
             return None
         if detokenizer is not None:
             text = detokenizer.take_text(finished=False)
         else:
             assert sample.decoder is not None
-            text = sample.decoder.step(token_id)
-        return Delta(sample.parent, request.index, text, (token_id,), _take_positions(sample))
+            text = "".join([sample.decoder.step(token_id) for token_id in token_ids])
+        return Delta(sample.parent, request.index, text, token_ids, _take_positions(sample))
 
     def _close(self, sample: _Sample, new_token_ids: tuple[int, ...]) -> Delta:
         """Forget a finished sample and return its last delta, with all that it has kept back."""
@@ -236,6 +237,8 @@ def _hides_last_token(request: Request) -> bool:
         request.finish_reason is FinishReason.STOP
         and not isinstance(request.stop_reason, str)
         and not request.params.include_stop_str_in_output
+        # Where a grammar has come to its end, the last token is text.
+        and request.output_token_ids[-1] in request.end_token_ids
     )
 
 

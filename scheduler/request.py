@@ -3,13 +3,16 @@
 import time
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from paged.scheduler.logit_edits import LogitEdits
 from paged.scheduler.output import FinishReason
 from paged.scheduler.params import SamplingParams
+
+if TYPE_CHECKING:
+    from paged.scheduler.structured.grammar_constraint import GrammarConstraint
 
 
 class RequestStatus(Enum):
@@ -62,6 +65,7 @@ class Request:
       seed: 64-bit seed of the draws, chosen at admission if the caller gave none.
       sampling_row: the sampling parameters as the device reads them, kept after the first use.
       logit_edits: biases and bans, None if there are none.
+      constraint: what its next token may be, None if it may be any.
       needs_known_tokens: whether its next token cannot be sampled before the last one is known.
       cache_salt: isolates the prefix cache; requests share blocks only under an equal salt.
       lora: name and content digest of the adapter, None for the base model.
@@ -99,6 +103,7 @@ class Request:
     seed: int = 0
     sampling_row: np.ndarray | None = None
     logit_edits: LogitEdits | None = None
+    constraint: "GrammarConstraint | None" = None
     cache_salt: str | None = None
     lora: tuple[str, str] | None = None
     mm_items: tuple[MultimodalItem, ...] = ()

@@ -27,7 +27,7 @@ class RowTable:
     Attributes:
       block_tables: int32 `[num_groups, max_num_seqs, max_blocks_per_seq]`.
       sampling: int32 `[max_num_seqs, len(SAMPLING_COLUMNS)]`, see `sampling_row`.
-      wants_logprobs, wants_hidden, has_edits: bool `[max_num_seqs]`.
+      wants_logprobs, wants_hidden, has_edits, is_constrained: bool `[max_num_seqs]`.
       is_greedy: bool `[max_num_seqs]`, whether nothing but the logits and this step's edits decides
         which token is taken, and only the token is wanted.
     """
@@ -38,6 +38,7 @@ class RowTable:
         self.wants_logprobs = np.zeros(max_num_seqs, np.bool_)
         self.wants_hidden = np.zeros(max_num_seqs, np.bool_)
         self.has_edits = np.zeros(max_num_seqs, np.bool_)
+        self.is_constrained = np.zeros(max_num_seqs, np.bool_)
         self.is_greedy = np.zeros(max_num_seqs, np.bool_)
         self._num_blocks = np.zeros(max_num_seqs, np.int32)  # entries copied, in every group
         self._versions = np.full(max_num_seqs, -1, np.int64)
@@ -71,6 +72,7 @@ class RowTable:
         self.wants_logprobs[row] = request.params.logprobs is not None
         self.wants_hidden[row] = request.params.is_pooled
         self.has_edits[row] = request.logit_edits is not None
+        self.is_constrained[row] = request.constraint is not None
         self.is_greedy[row] = _is_greedy(request)
         self._append_blocks(row, request)
 
@@ -93,6 +95,7 @@ def _is_greedy(request: Request) -> bool:
         and params.repetition_penalty == 1
         and params.logprobs is None
         and not (edits and edits.only_edits)
+        and request.constraint is None
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,13 @@ from paged.models.executables import ExecutableStore
 from paged.models.forward import split_head
 from paged.models.packing import BatchLayout
 from paged.models.programs import ProgramSource
+from paged.models.sampling import mask_words
 from paged.scheduler.batching import Batch, build_batch
 from paged.scheduler.buckets import Bucket, BucketTable
 from paged.scheduler.output import ModelRunnerOutput, RunnerLogprobs, SchedulerOutput
 from paged.scheduler.row_table import RowTable
 from paged.scheduler.step_programs import StepPrograms, compile_programs, step_layout
+from paged.scheduler.structured.masked_step import MaskedStep
 
 
 class BlockMover(Protocol):
@@ -110,6 +112,7 @@ class ModelRunner:
         self._last_tokens = jnp.zeros(max_num_seqs, jnp.int32)
         self._rows = RowTable(max_num_seqs, max_blocks_per_seq, num_groups)
         self._vocab_size = vocab_size
+        self._no_masks: dict[int, jax.Array] = {}  # by rows of the head; nobody reads what is in it
         self._block_mover = block_mover
         self._is_host = jax.default_backend() == "cpu"
         self._table: BucketTable | None = None
@@ -157,14 +160,22 @@ class ModelRunner:
             progress=progress,
         )
         self._table = table
+        self._no_masks = {
+            size: jnp.zeros((size, mask_words(self._vocab_size)), jnp.int32)
+            for size in table.sample_sizes
+        }
         bucket = table.buckets[0]
         empty = self.layout(bucket).empty()
         for is_greedy in (False, True):
-            self._run(bucket, Batch(empty, is_greedy, wants_logprobs=False), bucket.num_seqs)
+            batch = Batch(empty, is_greedy, wants_logprobs=False)
+            self._choose(self._forward(bucket, batch, bucket.num_seqs), None)
         self._kv_cache.token_ids.block_until_ready()
 
-    def execute(self, output: SchedulerOutput) -> DeviceStep:
+    def execute(self, output: SchedulerOutput) -> DeviceStep | MaskedStep[DeviceStep]:
         """Start one step; the device may still work on it, and on earlier ones, when this returns.
+
+        Where masks say which tokens some request may take, only the model is started, and the
+        choice of tokens by `MaskedStep.choose`, before the next step.
 
         Raises:
           RuntimeError: before `warmup`, or after a failed step, which loses the donated cache; or
@@ -178,12 +189,11 @@ class ModelRunner:
             return DeviceStep(None, 0)
         bucket = self._table.pick(output.num_tokens, num_seqs)
         batch = build_batch(output, self.layout(bucket), self._rows, self._kv_cache.block_size)
-        token_ids, logprobs, hidden = self._run(bucket, batch, num_seqs)
-        if not self._is_host:
-            # Queued behind the step, so that the tokens are here when somebody asks.
-            for array in jax.tree.leaves((token_ids, logprobs, hidden)):
-                array.copy_to_host_async()
-        return DeviceStep(token_ids, num_seqs, logprobs, hidden)
+        forward = self._forward(bucket, batch, num_seqs)
+        if not batch.uses_masks:
+            return self._choose(forward, None)
+        words = mask_words(self._vocab_size)
+        return MaskedStep(forward.size, words, lambda masks: self._choose(forward, masks))
 
     def close(self) -> None:
         """Release parameters, KV cache and compiled steps."""
@@ -209,10 +219,8 @@ class ModelRunner:
         if output.block_copies:
             self._kv_cache = mover.copy(self._kv_cache, output.block_copies)
 
-    def _run(
-        self, bucket: Bucket, batch: Batch, num_seqs: int
-    ) -> tuple[jax.Array, SampledTokens | None, jax.Array | None]:
-        """Start a step; return its token ids, log probabilities and hidden rows, if wanted."""
+    def _forward(self, bucket: Bucket, batch: Batch, num_seqs: int) -> "_Forward":
+        """Start the model's part of a step."""
         programs, table = self._programs, self._table
         assert programs is not None
         assert table is not None
@@ -223,13 +231,46 @@ class ModelRunner:
         size = table.pick_head(bucket, num_seqs, is_greedy=batch.is_greedy)
         if size != bucket.num_seqs:
             hidden, rows = programs.resize[bucket.num_seqs, size](hidden, rows)
-        wanted = hidden if batch.wants_hidden else None
+        return _Forward(hidden, rows, size, batch, num_seqs)
+
+    def _choose(self, forward: "_Forward", masks: np.ndarray | None) -> DeviceStep:
+        """Start the choice of the tokens of the step whose model part was started last."""
+        programs = self._programs
+        assert programs is not None
+        hidden, rows, size, batch, num_seqs = forward
+        samples: SampledTokens | None = None
         if batch.is_greedy:
             token_ids, self._last_tokens = programs.greedy[size](
                 self._head_params, hidden, rows, self._last_tokens
             )
-            return token_ids, None, wanted
-        samples, self._last_tokens = programs.sample[size](
-            self._head_params, hidden, rows, self._kv_cache.token_ids, self._last_tokens
-        )
-        return samples.token_ids, samples if batch.wants_logprobs else None, wanted
+        else:
+            allowed = self._no_masks[size] if masks is None else masks
+            cached = self._kv_cache.token_ids
+            samples, self._last_tokens = programs.sample[size](
+                self._head_params, hidden, rows, cached, self._last_tokens, allowed
+            )
+            token_ids = samples.token_ids
+        logprobs = samples if batch.wants_logprobs else None
+        wanted = hidden if batch.wants_hidden else None
+        if not self._is_host:
+            # Queued behind the step, so that the tokens are here when somebody asks.
+            for array in jax.tree.leaves((token_ids, logprobs, wanted)):
+                array.copy_to_host_async()
+        return DeviceStep(token_ids, num_seqs, logprobs, wanted)
+
+
+class _Forward(NamedTuple):
+    """A step of which the model's part has been started.
+
+    Attributes:
+      hidden, rows: as `forward_step` returns them, for `size` sequences.
+      size: rows of the head.
+      batch: what went in.
+      num_seqs: sequences of the step.
+    """
+
+    hidden: jax.Array
+    rows: jax.Array
+    size: int
+    batch: Batch
+    num_seqs: int

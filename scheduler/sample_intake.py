@@ -16,9 +16,9 @@ class Finish(Protocol):
     """Ends a request and frees its blocks."""
 
     def __call__(
-        self, request: Request, reason: FinishReason, stop_reason: int | None = None
+        self, request: Request, reason: FinishReason, stop_reason: str | int | None = None
     ) -> None:
-        """`stop_reason` is the stop token id that ended it, if the caller listed one."""
+        """`stop_reason` is the stop token id if the caller listed it, or what went wrong."""
         ...
 
 
@@ -67,6 +67,10 @@ class SampleIntake:
             request.num_in_flight -= 1
             if request.status is finished:
                 continue
+            if request.constraint is not None:
+                add_row(row)
+                self._take_constrained(request, token_id, updates, now)
+                continue
             output = request.output_token_ids
             is_first = not output
             output.append(token_id)
@@ -85,18 +89,62 @@ class SampleIntake:
             updates.token_ids = [token_ids[row] for row in updates.rows]
         return updates
 
+    def _take_constrained(
+        self, request: Request, token_id: int, updates: StepUpdates, now: float
+    ) -> None:
+        """Append a token that a grammar allows, and those that can only follow it."""
+        constraint, output, ends = (
+            request.constraint,
+            request.output_token_ids,
+            request.end_token_ids,
+        )
+        assert constraint is not None
+        is_first, num_before = not output, request.num_tokens
+        index = len(updates.rows) - 1
+        updates.gaps.append(0.0 if is_first else now - request.last_token_time)
+        if not constraint.accept(token_id):
+            updates.replaced[index] = ()
+            updates.ended.append(index)
+            self._finish(request, FinishReason.ERROR, constraint.error)
+            return
+        output.append(token_id)
+        if token_id not in ends:
+            forced = constraint.take_forced(request.max_num_tokens - request.num_tokens)
+            if forced:
+                output += forced
+                updates.replaced[index] = (token_id, *forced)
+        request.last_token_time = now
+        block_size = self._pool.block_size
+        if request.num_tokens // block_size > num_before // block_size:
+            self._name_blocks(request)
+        if is_first:
+            self._begin(request, updates, now)
+        if output[-1] not in ends and constraint.is_over:
+            updates.ended.append(index)
+            self._finish(request, FinishReason.STOP)
+        elif output[-1] in ends or request.num_tokens >= request.max_num_tokens:
+            self._end(request, updates)
+
     def _settle(self, request: Request, updates: StepUpdates, now: float) -> None:
         """Do what a request's first token, or one that fills a block, entails."""
         if not request.num_tokens % self._pool.block_size:
-            self._kv.extend_hashes(request)
-            if request.num_computed_tokens // self._pool.block_size > request.num_published_blocks:
-                # A step in flight computes the last token of a block that only now has a name.
-                self._kv.publish(request, request.num_computed_tokens)
+            self._name_blocks(request)
         if len(request.output_token_ids) == 1:
-            updates.firsts.append(len(updates.rows) - 1)
-            request.first_token_time = now
-            if request.cache_mode is CacheMode.PIN:
-                self._pins.add(request)
+            self._begin(request, updates, now)
+
+    def _name_blocks(self, request: Request) -> None:
+        """Name the blocks that became full, and publish those that are being computed."""
+        self._kv.extend_hashes(request)
+        if request.num_computed_tokens // self._pool.block_size > request.num_published_blocks:
+            # A step in flight computes the last token of a block that only now has a name.
+            self._kv.publish(request, request.num_computed_tokens)
+
+    def _begin(self, request: Request, updates: StepUpdates, now: float) -> None:
+        """Note a request's first token."""
+        updates.firsts.append(len(updates.rows) - 1)
+        request.first_token_time = now
+        if request.cache_mode is CacheMode.PIN:
+            self._pins.add(request)
 
     def _end(self, request: Request, updates: StepUpdates) -> None:
         """End a request whose last token is its last."""

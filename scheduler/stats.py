@@ -27,7 +27,7 @@ class StatsBuilder:
         """Record one executed step and the tokens it gave."""
         self._num_tokens = scheduled.num_tokens
         self._num_preempted = len(scheduled.preempted)
-        self._num_generated += len(updates)
+        self._num_generated += updates.num_tokens
         for index in updates.firsts:
             request = updates.requests[index]
             self._ttft.append(request.first_token_time - request.arrival_time)

@@ -112,13 +112,15 @@ class StepUpdates(Sequence[RequestUpdate]):
     Attributes:
       rows: index in `SchedulerOutput.scheduled`.
       requests: the request.
-      token_ids: its new token.
+      token_ids: the token that was sampled for it.
       gaps: seconds since its token before, 0 if this is the first.
       firsts: indices of the entries whose token is the request's first.
       ended: indices of the entries whose request has ended with it.
+      replaced: by index, the new tokens of the entries that have not exactly one: forced tokens may
+        follow it, and one that is not allowed does not count.
     """
 
-    __slots__ = ("ended", "firsts", "gaps", "requests", "rows", "token_ids")
+    __slots__ = ("ended", "firsts", "gaps", "replaced", "requests", "rows", "token_ids")
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -127,6 +129,18 @@ class StepUpdates(Sequence[RequestUpdate]):
         self.gaps: list[float] = []
         self.firsts: list[int] = []
         self.ended: list[int] = []
+        self.replaced: dict[int, tuple[int, ...]] = {}
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of all entries."""
+        return len(self.requests) + sum(len(tokens) - 1 for tokens in self.replaced.values())
+
+    def new_token_ids(self, index: int) -> tuple[int, ...]:
+        """Return the new tokens of an entry."""
+        if self.replaced and (tokens := self.replaced.get(index)) is not None:
+            return tokens
+        return (self.token_ids[index],)
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -144,7 +158,7 @@ class StepUpdates(Sequence[RequestUpdate]):
         return RequestUpdate(
             request,
             self.rows[index],
-            (self.token_ids[index],),
+            self.new_token_ids(index),
             index in self.firsts,
             self.gaps[index],
             request.finish_reason if has_ended else None,

@@ -1,346 +1,198 @@
-"""The bodies of answers as structs: what `/openapi.json` says is what is sent.
-
-A field with a default may be absent; none beyond these are ever sent, which
-tests/e2e/test_openapi.py holds the server to.
-"""
-
-from typing import Any, Literal
-
-from msgspec import UNSET, Struct, UnsetType
-
-
-class Answer(Struct, forbid_unknown_fields=True):
-    """Base of all bodies: the document promises that there is nothing else in them."""
-
-
-class ErrorDetail(Answer):
-    """What is wrong; `code` repeats the HTTP status."""
-
-    message: str
-    type: str
-    param: str | None
-    code: int
-
-
-class ErrorAnswer(Answer):
-    """Body of every answer that is an error."""
-
-    error: ErrorDetail
-
-
-class PromptTokensDetails(Answer):
-    """Of the prompt's tokens, those that the prefix cache had."""
-
-    cached_tokens: int
-
-
-class Usage(Answer):
-    """Token counts of one request."""
-
-    prompt_tokens: int
-    total_tokens: int
-    completion_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: dict[str, Any] | UnsetType | None = UNSET
-
-
-# -- Completions
-
-
-class CompletionLogprobs(Answer):
-    """Parallel lists, one entry per token."""
-
-    text_offset: list[int]
-    token_logprobs: list[float | None]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float] | None] | None
-
-
-class CompletionChoice(Answer):
-    """One sample of one prompt."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: str | None
-    stop_reason: str | int | None
-    token_ids: list[int] | None
-    prompt_logprobs: list[Any] | None
-    prompt_token_ids: list[int] | None
-
-
-class CompletionAnswer(Answer):
-    """Answer of POST /v1/completions."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    service_tier: str | None
-    system_fingerprint: str | None
-    usage: Usage
-    kv_transfer_params: dict[str, Any] | None
-
-
-class CompletionChunkChoice(Answer):
-    """What one event adds to one sample."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: str | None
-    stop_reason: str | int | None
-    prompt_token_ids: list[int] | None
-    token_ids: list[int] | None
-    prompt_logprobs: list[Any] | UnsetType | None = UNSET
-
-
-class CompletionChunk(Answer):
-    """One event of a streamed completion; the last one may have usage and no choices."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[CompletionChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    system_fingerprint: str | UnsetType | None = UNSET
-
-
-# -- Chat
-
-
-class FunctionCall(Answer):
-    """A function's name and its arguments, which are JSON in a string."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(Answer):
-    """One call that the model wants made."""
-
-    id: str
-    type: Literal["function"]
-    function: FunctionCall
-
-
-class FunctionDelta(Answer):
-    """The name comes whole and first, the arguments in pieces."""
-
-    name: str | UnsetType | None = UNSET
-    arguments: str | UnsetType | None = UNSET
-
-
-class ToolCallDelta(Answer):
-    """What one event adds to one call."""
-
-    index: int
-    id: str | UnsetType | None = UNSET
-    type: Literal["function"] | UnsetType | None = UNSET
-    function: FunctionDelta | UnsetType | None = UNSET
-
-
-class TokenLogprob(Answer):
-    """One candidate and the exact bytes of its token."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class PositionLogprobs(TokenLogprob):
-    """The token of one position, and the likeliest ones."""
-
-    top_logprobs: list[TokenLogprob]
-
-
-class ChatLogprobs(Answer):
-    """One entry per token."""
-
-    content: list[PositionLogprobs] | None
-
-
-class Message(Answer):
-    """What the model says."""
-
-    role: str
-    content: str | None
-    refusal: str | None
-    annotations: list[Any] | None
-    audio: dict[str, Any] | None
-    function_call: dict[str, Any] | None
-    reasoning: str | None
-    reasoning_content: str | UnsetType | None = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
-
-
-class ChatChoice(Answer):
-    """One sample."""
-
-    index: int
-    message: Message
-    logprobs: ChatLogprobs | None
-    finish_reason: str | None
-    stop_reason: str | int | None
-    token_ids: list[int] | None
-
-
-class ChatCompletionAnswer(Answer):
-    """Answer of POST /v1/chat/completions."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    service_tier: str | None
-    system_fingerprint: str | None
-    usage: Usage
-    prompt_logprobs: list[Any] | None
-    prompt_token_ids: list[int] | None
-    prompt_text: str | None
-    kv_transfer_params: dict[str, Any] | None
-
-
-class MessageDelta(Answer):
-    """What one event adds to a message."""
-
-    role: str | UnsetType = UNSET
-    content: str | UnsetType | None = UNSET
-    reasoning: str | UnsetType | None = UNSET
-    reasoning_content: str | UnsetType | None = UNSET
-    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
-
-
-class ChatChunkChoice(Answer):
-    """What one event adds to one sample."""
-
-    index: int
-    delta: MessageDelta
-    logprobs: ChatLogprobs | None
-    finish_reason: str | None
-    stop_reason: str | int | UnsetType | None = UNSET
-    token_ids: list[int] | UnsetType | None = UNSET
-
-
-class ChatCompletionChunk(Answer):
-    """One event of a streamed chat completion; the last one may have usage and no choices."""
-
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    prompt_logprobs: list[Any] | UnsetType | None = UNSET
-    prompt_token_ids: list[int] | UnsetType | None = UNSET
-    prompt_text: str | UnsetType | None = UNSET
-    usage: Usage | UnsetType | None = UNSET
-    system_fingerprint: str | UnsetType | None = UNSET
-
-
-# -- Embeddings
-
-
-class Embedding(Answer):
-    """The vector of one input, as numbers or as base64 of little-endian float32."""
-
-    index: int
-    embedding: list[float] | str
-    object: Literal["embedding"] = "embedding"
-
-
-class EmbeddingUsage(Answer):
-    """Token counts of one request for vectors."""
-
-    prompt_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
-class EmbeddingAnswer(Answer):
-    """Answer of POST /v1/embeddings."""
-
-    id: str
-    created: int
-    model: str
-    data: list[Embedding]
-    usage: EmbeddingUsage
-    object: Literal["list"] = "list"
-
-
-# -- Tokenizer
-
-
-class TokenizeAnswer(Answer):
-    """Answer of POST /tokenize."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class DetokenizeAnswer(Answer):
-    """Answer of POST /detokenize."""
-
-    prompt: str
-
-
-# -- Operations
-
-
-class ModelPermission(Answer):
-    """What old OpenAI clients expect on a card; it grants nothing here."""
-
-    id: str
-    created: int
-    object: Literal["model_permission"] = "model_permission"
-    allow_create_engine: bool = False
-    allow_sampling: bool = True
-    allow_logprobs: bool = True
-    allow_search_indices: bool = False
-    allow_view: bool = True
-    allow_fine_tuning: bool = False
-    organization: str = "*"
-    group: str | None = None
-    is_blocking: bool = False
-
-
-class ModelCard(Answer):
-    """One served name."""
-
-    id: str
-    created: int
-    root: str
-    max_model_len: int
-    permission: list[ModelPermission]
-    object: Literal["model"] = "model"
-    owned_by: str = "paged"
-    parent: str | None = None
-
-
-class ModelList(Answer):
-    """Answer of GET /v1/models."""
-
-    data: list[ModelCard]
-    object: Literal["list"] = "list"
-
-
-class VersionAnswer(Answer):
-    """Answer of GET /version."""
-
-    version: str
-
-
-class LoadAnswer(Answer):
-    """Answer of GET /load: requests in flight."""
-
-    server_load: int
-
-
-class SuccessAnswer(Answer):
-    """Whether it was done."""
-
-    success: bool
+"""From the text of a sample to a message: reasoning, content and tool calls, whole or in deltas."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paged.scheduler.params import SamplingParams
+from paged.server.constraints import after_reasoning
+from paged.server.context import ServerContext
+from paged.server.prompts import Prompt
+from paged.server.protocol import ChatCompletionRequest
+from paged.server.reasoning import ReasoningFormat, ReasoningParser, ReasoningState
+from paged.server.tool_parsers.events import (
+    CallArguments,
+    CallStart,
+    Content,
+    Event,
+    Reasoning,
+    TextParser,
+    joined,
+)
+from paged.server.tools import ToolUse, has_special, mark_ids, tool_use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFormat:
+    """How the texts of one request's samples are taken apart.
+
+    Attributes:
+      reasoning: marks of the reasoning, None if there is none to be found.
+      state: where the texts begin.
+      rules: grammar rules of the reasoning, for constraints of what follows on it.
+      tools: how calls are read, None if there are none to be found.
+      include_reasoning: hand out the reasoning; without, its tokens are not shown either.
+      keeps_special_tokens: marks are special tokens, which have to stay in the text.
+    """
+
+    reasoning: ReasoningFormat | None
+    state: ReasoningState
+    rules: tuple[str, ...]
+    tools: ToolUse | None
+    include_reasoning: bool
+    keeps_special_tokens: bool
+
+    @property
+    def hides_tokens(self) -> bool:
+        """Whether ids and log probabilities would tell what is to be left out."""
+        return self.reasoning is not None and not self.include_reasoning
+
+    def adjusted(self, params: SamplingParams) -> SamplingParams:
+        """Return sampling parameters that go with the format.
+
+        Raises: ApiError for a constraint that cannot follow on reasoning.
+        """
+        changes: dict[str, Any] = {}
+        if self.tools is not None and self.tools.structured_outputs is not None:
+            changes["structured_outputs"] = self.tools.structured_outputs
+        elif self.rules and params.structured_outputs is not None:
+            constraint = after_reasoning(params.structured_outputs, self.rules)
+            changes["structured_outputs"] = constraint
+        if self.keeps_special_tokens:
+            changes["skip_special_tokens"] = False
+        return dataclasses.replace(params, **changes) if changes else params
+
+    def reader(self) -> "AnswerReader":
+        """Return what reads one sample."""
+        return AnswerReader(self)
+
+
+def answer_format(
+    context: ServerContext, request: ChatCompletionRequest, prompt: Prompt
+) -> AnswerFormat | None:
+    """Return how the answers to a request are taken apart, None if they are plain text.
+
+    Raises: ApiError if the server is not set up for what the request asks.
+    """
+    reasoning, state = context.reasoning_format, ReasoningState.ANSWER
+    if reasoning is not None:
+        state = reasoning.state_after(prompt.text, is_continued=request.continue_final_message)
+        if state is ReasoningState.ANSWER:
+            reasoning = None
+    marks = () if reasoning is None else (reasoning.start, reasoning.end)
+    rules = () if reasoning is None else tuple(reasoning.rules(state, mark_ids(context, marks)))
+    tools = tool_use(context, request, rules)
+    if reasoning is None and tools is None:
+        return None
+    return AnswerFormat(
+        reasoning=reasoning,
+        state=state,
+        rules=rules,
+        tools=tools,
+        include_reasoning=request.include_reasoning,
+        keeps_special_tokens=has_special(context, marks)
+        or (tools is not None and tools.keeps_special_tokens),
+    )
+
+
+class AnswerReader:
+    """Reads one sample as it grows: its reasoning, then its calls (mutable; see `TextParser`)."""
+
+    def __init__(self, format: AnswerFormat) -> None:
+        self._format = format
+        self._reasoning: TextParser | None = None
+        if format.reasoning is not None:
+            self._reasoning = ReasoningParser(format.reasoning, format.state)
+        self._tools: TextParser | None = None
+        if format.tools is not None:
+            self._tools = format.tools.make_parser()
+        self._has_calls = False
+
+    def feed(self, text: str) -> list[Event]:
+        """Return what more text decides."""
+        events = [Content(text)] if self._reasoning is None else self._reasoning.feed(text)
+        return self._read(events, is_over=False)
+
+    def finish(self) -> list[Event]:
+        """Return what was held back, when no text follows."""
+        return self._read([] if self._reasoning is None else self._reasoning.finish(), is_over=True)
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """Return the reason that the answer gives for one of the engine's.
+
+        A sample that was cut says so, even if it has calls: the last one may be incomplete.
+        """
+        if reason == "stop" and self._has_calls and self._format.tools is not None:
+            return self._format.tools.finish_reason
+        return reason
+
+    def make_id(self) -> str:
+        """Return an id for a call."""
+        assert self._format.tools is not None
+        return self._format.tools.make_id()
+
+    def _read(self, events: Iterable[Event], *, is_over: bool) -> list[Event]:
+        result: list[Event] = []
+        for event in events:
+            if isinstance(event, Content) and self._tools is not None:
+                result += self._tools.feed(event.text)
+            else:
+                result.append(event)
+        if is_over and self._tools is not None:
+            result += self._tools.finish()
+        shown = joined([event for event in result if self._shows(event)])
+        self._has_calls |= any(isinstance(event, CallStart) for event in shown)
+        return shown
+
+    def _shows(self, event: Event) -> bool:
+        match event:
+            case Reasoning():
+                return self._format.include_reasoning
+            case CallStart(index) | CallArguments(index):
+                tools = self._format.tools
+                return not (index and tools is not None and tools.is_single)
+            case Content(text):
+                return bool(text)
+
+
+def message_fields(events: Iterable[Event], make_id: Callable[[], str]) -> dict[str, Any]:
+    """Return `content`, and `tool_calls` and the reasoning where there are any, of a message."""
+    content, reasoning, calls = "", "", list[dict[str, Any]]()
+    for event in events:
+        match event:
+            case Content(text):
+                content += text
+            case Reasoning(text):
+                reasoning += text
+            case CallStart(_, name):
+                function = {"name": name, "arguments": ""}
+                calls.append({"id": make_id(), "type": "function", "function": function})
+            case CallArguments(index, text):
+                calls[index]["function"]["arguments"] += text
+    fields: dict[str, Any] = {"content": content or (None if calls or reasoning else "")}
+    if calls:
+        fields["tool_calls"] = calls
+    if reasoning:
+        fields |= _reasoning_fields(reasoning)
+    return fields
+
+
+def delta_fields(event: Event, make_id: Callable[[], str]) -> Mapping[str, Any]:
+    """Return the delta of an event."""
+    match event:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return _reasoning_fields(text)
+        case CallStart(index, name):
+            function = {"name": name, "arguments": ""}
+            call = {"index": index, "id": make_id(), "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def _reasoning_fields(text: str) -> dict[str, Any]:
+    # The first is vLLM's name now; the second was, and is DeepSeek's: clients know either.
+    return {"reasoning": text, "reasoning_content": text}

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -8,6 +9,7 @@ from aiohttp import web
 
 from paged.scheduler.output import CompletionOutput, PositionLogprobs
 from paged.scheduler.params import MAX_LOGPROBS, ParameterError, SamplingParams
+from paged.server.answers import AnswerFormat, answer_format, delta_fields, message_fields
 from paged.server.context import CONTEXT, ServerContext
 from paged.server.conversation import text_of
 from paged.server.errors import ApiError, json_response
@@ -18,6 +20,8 @@ from paged.server.prompts import Prompt, chat_prompt, vocab_size
 from paged.server.protocol import ChatCompletionRequest, decode_body, read_json
 from paged.server.sampling import resolve_max_tokens, sampling_params
 from paged.server.streaming import Chunk, Chunks, EventTemplate, send_events
+from paged.server.tool_parsers.events import CallArguments, Content, Event, joined
+from paged.server.tools import check_tools
 from paged.server.unsupported import refuse_unsupported
 
 _OBJECT = "chat.completion"
@@ -32,21 +36,24 @@ async def chat_completions(http_request: web.Request) -> web.StreamResponse:
     request = decode_body(await read_json(http_request), ChatCompletionRequest)
     context.check_model(request.model)
     refuse_unsupported(request)
+    check_tools(request)
     check_stream_options(request)
     handling = handling_of(http_request, request)
     num_logprobs = num_logprobs_of(request)
     prompt = await chat_prompt(context, request)
+    format = answer_format(context, request, prompt)
+    params = chat_params(context, request, prompt, num_logprobs)
     generation = Generation(
         context=context,
         request=request,
         response_id=response_id(http_request, request, "chatcmpl"),
         prompts=[prompt],
-        params=[chat_params(context, request, prompt, num_logprobs)],
+        params=[params if format is None else format.adjusted(params)],
         handling=handling,
     )
     if request.stream:
-        return await send_events(http_request, _chunks(generation, request))
-    return json_response(await _body(generation, request))
+        return await send_events(http_request, _chunks(generation, request, format))
+    return json_response(await _body(generation, request, format))
 
 
 def chat_params(
@@ -83,13 +90,16 @@ def num_logprobs_of(request: ChatCompletionRequest) -> int | None:
     return top if request.logprobs else None
 
 
-async def _body(generation: Generation, request: ChatCompletionRequest) -> dict[str, Any]:
+async def _body(
+    generation: Generation, request: ChatCompletionRequest, format: AnswerFormat | None
+) -> dict[str, Any]:
     choices = await generation.choices()
     (prompt,) = generation.prompts
     return {
         **generation.envelope(_OBJECT),
         "choices": [
-            _choice(generation, request, index, choice) for index, choice in enumerate(choices)
+            _choice(generation, request, format, index, choice)
+            for index, choice in enumerate(choices)
         ],
         "service_tier": None,
         "system_fingerprint": generation.context.fingerprint,
@@ -102,23 +112,39 @@ async def _body(generation: Generation, request: ChatCompletionRequest) -> dict[
 
 
 def _choice(
-    generation: Generation, request: ChatCompletionRequest, index: int, choice: Choice
+    generation: Generation,
+    request: ChatCompletionRequest,
+    format: AnswerFormat | None,
+    index: int,
+    choice: Choice,
 ) -> dict[str, Any]:
+    fields: dict[str, Any] = {"content": choice.text}
+    finish_reason = choice.finish_reason
+    if format is not None:
+        reader = format.reader()
+        fields = message_fields(reader.feed(choice.text) + reader.finish(), reader.make_id)
+        finish_reason = reader.finish_reason(finish_reason)
+    if echo := _echo(request):
+        fields["content"] = echo + (fields["content"] or "")
+    shows_tokens = format is None or not format.hides_tokens
+    logprobs = _logprobs(generation, request, choice.token_ids, choice.logprobs)
     return {
         "index": index,
         "message": {
             "role": _response_role(request),
-            "content": _echo(request) + choice.text,
+            "content": fields.pop("content"),
             "refusal": None,
             "annotations": None,
             "audio": None,
             "function_call": None,
+            **({"tool_calls": fields.pop("tool_calls")} if "tool_calls" in fields else {}),
             "reasoning": None,
+            **fields,
         },
-        "logprobs": _logprobs(generation, request, choice.token_ids, choice.logprobs),
-        "finish_reason": choice.finish_reason,
+        "logprobs": logprobs if shows_tokens else None,
+        "finish_reason": finish_reason,
         "stop_reason": choice.stop_reason,
-        "token_ids": choice.token_ids if request.return_token_ids else None,
+        "token_ids": choice.token_ids if request.return_token_ids and shows_tokens else None,
     }
 
 
@@ -154,10 +180,13 @@ def _logprobs(
     )
 
 
-async def _chunks(generation: Generation, request: ChatCompletionRequest) -> Chunks:
+async def _chunks(
+    generation: Generation, request: ChatCompletionRequest, format: AnswerFormat | None
+) -> Chunks:
     is_first = True
-    templates: dict[int, EventTemplate] = {}
-    says_more = bool(request.return_token_ids or generation.wants_usage_in_chunks)
+    make_chunks = _plain_chunks(generation, request)
+    if format is not None:
+        make_chunks = _read_chunks(generation, request, format)
     async with aclosing(generation.outputs()) as outputs:
         async for _, output in outputs:
             group: list[Chunk | bytes] = []
@@ -165,16 +194,81 @@ async def _chunks(generation: Generation, request: ChatCompletionRequest) -> Chu
                 group += _first_chunks(generation, request)
                 is_first = False
             for delta in output.outputs:
-                if says_more or delta.logprobs or delta.finish_reason:
-                    group += _delta_chunks(generation, request, delta)
-                elif delta.text:
-                    if delta.index not in templates:
-                        templates[delta.index] = _text_template(generation, request, delta.index)
-                    group.append(templates[delta.index].event(delta.text))
+                group += make_chunks(delta)
             if group:
                 yield group
     if generation.wants_usage_chunk:
         yield [generation.usage_chunk(_CHUNK_OBJECT)]
+
+
+type _MakeChunks = Callable[[CompletionOutput], Sequence[Chunk | bytes]]
+
+
+def _plain_chunks(generation: Generation, request: ChatCompletionRequest) -> _MakeChunks:
+    """Return what makes the chunks of a delta whose text is all content."""
+    templates: dict[int, EventTemplate] = {}
+    says_more = bool(request.return_token_ids or generation.wants_usage_in_chunks)
+
+    def make(delta: CompletionOutput) -> Sequence[Chunk | bytes]:
+        if says_more or delta.logprobs or delta.finish_reason:
+            return _delta_chunks(generation, request, delta)
+        if not delta.text:
+            return ()
+        if delta.index not in templates:
+            templates[delta.index] = _text_template(generation, request, delta.index)
+        return (templates[delta.index].event(delta.text),)
+
+    return make
+
+
+def _read_chunks(
+    generation: Generation, request: ChatCompletionRequest, format: AnswerFormat
+) -> _MakeChunks:
+    """Return what makes the chunks of a delta whose text is taken apart."""
+    readers = [format.reader() for _ in range(generation.num_samples)]
+    templates: dict[tuple[int, Event], EventTemplate] = {}
+    says_more = bool(request.return_token_ids or generation.wants_usage_in_chunks)
+
+    def quick(index: int, event: Content | CallArguments) -> bytes:
+        """Return the chunk of an event with nothing else to say."""
+
+        def chunk(text: str) -> Chunk:
+            part = CompletionOutput(index, "", ())
+            fields = delta_fields(dataclasses.replace(event, text=text), str)
+            (of_event,) = _delta_chunks(generation, request, part, fields)
+            return of_event
+
+        key = index, dataclasses.replace(event, text="")
+        if key not in templates:
+            templates[key] = EventTemplate(chunk)
+        return templates[key].event(event.text)
+
+    def make(delta: CompletionOutput) -> Sequence[Chunk | bytes]:
+        reader = readers[delta.index]
+        events = reader.feed(delta.text)
+        if not (says_more or delta.logprobs or delta.finish_reason):
+            if not events:
+                return ()
+            if len(events) == 1 and isinstance(events[0], Content | CallArguments):
+                return (quick(delta.index, events[0]),)
+        if delta.finish_reason:
+            events = joined(events + reader.finish())
+        deltas = [delta_fields(event, reader.make_id) for event in events]
+        shown = CompletionOutput(delta.index, "", ())
+        if not format.hides_tokens:
+            shown = dataclasses.replace(shown, token_ids=delta.token_ids, logprobs=delta.logprobs)
+        if delta.finish_reason or not deltas:
+            deltas.append({})
+        chunks: list[Chunk] = []
+        for number, fields in enumerate(deltas, 1):
+            part = shown if number == 1 else CompletionOutput(delta.index, "", ())
+            if number == len(deltas) and delta.finish_reason:
+                part.finish_reason = reader.finish_reason(delta.finish_reason)
+                part.stop_reason = delta.stop_reason
+            chunks += _delta_chunks(generation, request, part, fields)
+        return chunks
+
+    return make
 
 
 def _text_template(
@@ -213,15 +307,27 @@ def _first_chunks(generation: Generation, request: ChatCompletionRequest) -> lis
 
 
 def _delta_chunks(
-    generation: Generation, request: ChatCompletionRequest, delta: CompletionOutput
+    generation: Generation,
+    request: ChatCompletionRequest,
+    delta: CompletionOutput,
+    fields: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the chunk of a delta; none if there is nothing to say yet."""
+    """Return the chunk of a delta; none if there is nothing to say yet.
+
+    Args:
+      generation: of the request.
+      request: the body.
+      delta: of a choice.
+      fields: to be said instead of its text.
+    """
     token_ids = list(delta.token_ids) if request.return_token_ids else None
-    if not (delta.text or delta.logprobs or token_ids or delta.finish_reason):
+    if not (fields or delta.text or delta.logprobs or token_ids or delta.finish_reason):
         return []
     choice: dict[str, Any] = {
-        "delta": {"content": delta.text},
-        "logprobs": _logprobs(generation, request, delta.token_ids, delta.logprobs or ()),
+        "delta": {"content": delta.text} if fields is None else fields,
+        "logprobs": _logprobs(generation, request, delta.token_ids, delta.logprobs or ())
+        if delta.logprobs or fields is None
+        else None,
         "finish_reason": delta.finish_reason,
     }
     if delta.finish_reason:

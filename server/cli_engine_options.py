@@ -1,7 +1,11 @@
 """Options of the command line that become an `EngineConfig`: model, memory, scheduling."""
 
 import argparse
+import dataclasses
 import pathlib
+from typing import Any
+
+import msgspec
 
 from paged.scheduler.config import (
     ATTENTION_BACKENDS,
@@ -15,6 +19,7 @@ from paged.scheduler.config import (
 from paged.scheduler.eviction.policies import POLICIES
 from paged.scheduler.prefix_cache import HASH_ALGORITHMS
 from paged.scheduler.request_queue import SCHEDULING_POLICIES
+from paged.scheduler.structured.config import StructuredOutputsConfig
 from paged.server.cli_options import LOG_LEVELS, size
 
 
@@ -26,6 +31,21 @@ def gib(text: str) -> float:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no number of GiB; write 4 or 0.5, for example"
         ) from None
+
+
+def structured_outputs_config(text: str) -> StructuredOutputsConfig:
+    """Parse the JSON object of settings of structured outputs."""
+    known = {field.name for field in dataclasses.fields(StructuredOutputsConfig)}
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, Any])
+        # The reference has several backends; this is the one here.
+        if fields.pop("backend", "auto") not in ("auto", "guidance"):
+            raise ValueError("the only backend is guidance")
+        if unknown := sorted(fields.keys() - known):
+            raise ValueError(f"unknown {unknown[0]!r}; known are {', '.join(sorted(known))}")
+        return msgspec.convert(fields, StructuredOutputsConfig)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
 def add_engine_options(
@@ -99,6 +119,13 @@ def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) 
         choices=("auto", "vllm"),
         default=defaults.generation_config,
         help="auto: sampling defaults from the model; vllm: neutral ones",
+    )
+    group.add_argument(
+        "--structured-outputs-config",
+        type=structured_outputs_config,
+        default=defaults.structured_outputs_config,
+        metavar="JSON",
+        help="limits and defaults of schemas and grammars (docs/serving.md)",
     )
     group.add_argument(
         "--seed", type=int, default=defaults.seed, help="seed of requests that bring none"

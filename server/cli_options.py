@@ -4,6 +4,10 @@ import argparse
 import re
 from collections.abc import Sequence
 
+from paged.server.output_formats import AUTO, NONE
+from paged.server.reasoning import REASONING_FORMATS
+from paged.server.tool_parsers.formats import TOOL_FORMATS
+
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_PORT = 8000
 
@@ -116,6 +120,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         default=False,
         help="let requests bring their own template",
     )
+    _add_format_options(group)
     group.add_argument(
         "--max-stored-responses",
         type=size,
@@ -148,6 +153,37 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=False,
         help="log id and parameters of each request, never its prompt",
+    )
+
+
+def _add_format_options(group: "argparse._ArgumentGroup") -> None:
+    """Add how a model's text is taken apart."""
+    group.add_argument(
+        "--enable-auto-tool-choice",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="let the model decide about tool calls (default: where their format is known)",
+    )
+    group.add_argument(
+        "--tool-call-parser",
+        choices=[AUTO, NONE, *TOOL_FORMATS],
+        default=AUTO,
+        metavar="NAME",
+        help="format of the model's tool calls; auto looks for it in the chat template; known are "
+        + ", ".join(TOOL_FORMATS),
+    )
+    group.add_argument(
+        "--reasoning-parser",
+        choices=[AUTO, NONE, *REASONING_FORMATS],
+        metavar="NAME",
+        help="format of the model's reasoning, which then is apart from the answer; auto looks for "
+        f"it in the chat template; known are {', '.join(REASONING_FORMATS)} (default: none)",
+    )
+    group.add_argument(
+        "--exclude-tools-when-tool-choice-none",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help='keep tools out of the prompt with tool_choice "none"',
     )
 
 

@@ -11,9 +11,12 @@ from aiohttp import web
 from paged._version import __version__
 from paged.server.errors import ApiError
 from paged.server.metrics import EngineMetrics
+from paged.server.output_formats import reasoning_format, tool_format
+from paged.server.reasoning import ReasoningFormat
 from paged.server.response_store import ResponseStore
 from paged.server.sampling import sampling_defaults
 from paged.server.settings import ServerSettings
+from paged.server.tool_parsers.formats import ToolFormat
 
 if TYPE_CHECKING:
     from paged.models.chat_template import ChatTemplate
@@ -33,6 +36,8 @@ class ServerContext:
       model_names: accepted in requests; the first is reported in answers.
       sampling_defaults: of requests that leave a parameter out.
       chat_template: instead of the checkpoint's, if the settings bring one.
+      tool_format: in which the model writes tool calls, None if it is not known.
+      reasoning_format: in which it writes its reasoning, None to leave that in the text.
       metrics: fed by the engine.
       fingerprint: `system_fingerprint` of the answers; changes with version, model and settings.
       responses: of /v1/responses, for their successors.
@@ -46,6 +51,8 @@ class ServerContext:
     model_names: tuple[str, ...]
     sampling_defaults: Mapping[str, Any]
     chat_template: "ChatTemplate | None"
+    tool_format: ToolFormat | None
+    reasoning_format: ReasoningFormat | None
     metrics: EngineMetrics
     fingerprint: str
     responses: ResponseStore
@@ -57,6 +64,11 @@ class ServerContext:
     def model_name(self) -> str:
         """The name that answers carry."""
         return self.model_names[0]
+
+    @property
+    def auto_tool_choice(self) -> bool:
+        """Whether the model may decide about tool calls."""
+        return self.tool_format is not None and self.settings.enable_auto_tool_choice is not False
 
     def check_model(self, name: str | None) -> None:
         """Accept a served name, or none; refuse others with 404."""
@@ -80,12 +92,15 @@ CONTEXT = web.AppKey("context", ServerContext)
 def make_context(engine: "AsyncEngine", settings: ServerSettings) -> ServerContext:
     """Return the context of an application.
 
-    Raises: ValueError if the checkpoint's sampling defaults or the settings' template are wrong.
+    Raises: ValueError if the checkpoint's sampling defaults, or the settings' template or parsers
+      are wrong.
     """
     names = settings.served_model_names or (engine.model_name,)
     template = None
     if settings.chat_template is not None:
         template = make_chat_template(engine, settings.chat_template)
+    used = template or engine.checkpoint.chat_template
+    source = "" if used is None else used.source
     identity = f"{__version__} {engine.model_name} {engine.config}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     return ServerContext(
@@ -94,6 +109,8 @@ def make_context(engine: "AsyncEngine", settings: ServerSettings) -> ServerConte
         model_names=names,
         sampling_defaults=sampling_defaults(engine),
         chat_template=template,
+        tool_format=tool_format(settings, source),
+        reasoning_format=reasoning_format(settings, source),
         metrics=EngineMetrics(names[0], engine.max_model_len, engine.cache_info),
         fingerprint=f"paged-{__version__}-{digest}",
         responses=ResponseStore(

@@ -1,6 +1,7 @@
 """From the messages of a conversation to the text that the chat template makes of them."""
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -39,10 +40,10 @@ def text_of(message: ChatMessage) -> str:
 def _render(context: ServerContext, request: ChatCompletionRequest) -> str:
     try:
         return _template_for(context, request).render(
-            [_as_mapping(message) for message in request.messages],
+            [_as_mapping(index, message) for index, message in enumerate(request.messages)],
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
-            tools=request.tools,
+            tools=_shown_tools(context, request),
             **_variables(request),
         )
     except RecursionError:
@@ -73,11 +74,37 @@ def _template_for(context: ServerContext, request: ChatCompletionRequest) -> "Ch
     return template
 
 
-def _as_mapping(message: ChatMessage) -> dict[str, Any]:
+def _shown_tools(
+    context: ServerContext, request: ChatCompletionRequest
+) -> list[dict[str, Any]] | None:
+    """Return the tools that the model gets to see."""
+    is_left_out = context.settings.exclude_tools_when_tool_choice_none
+    return None if is_left_out and request.tool_choice == "none" else request.tools
+
+
+def _as_mapping(index: int, message: ChatMessage) -> dict[str, Any]:
+    for number, call in enumerate(message.tool_calls or ()):
+        _check_arguments(call, f"messages.{index}.tool_calls.{number}.function.arguments")
     mapping: dict[str, Any] = msgspec.to_builtins(message)
     reasoning = message.reasoning or message.reasoning_content
     # Both spellings are in use among templates.
     return {**mapping, "reasoning": reasoning, "reasoning_content": reasoning}
+
+
+def _check_arguments(call: dict[str, Any], where: str) -> None:
+    """Refuse arguments of an earlier call that the template cannot be given as an object."""
+    function = call.get("function")
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if not arguments or isinstance(arguments, dict):
+        return
+    try:
+        if isinstance(json.loads(arguments), dict):
+            return
+    except (TypeError, ValueError, RecursionError):
+        pass
+    raise ApiError(
+        f"{where} must be the JSON text of an object, got {str(arguments)[:80]!r}.", param=where
+    )
 
 
 def _variables(request: ChatCompletionRequest) -> dict[str, Any]:

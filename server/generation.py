@@ -176,9 +176,20 @@ class Generation:
         self.usage.add(index, output)
         for sample in output.outputs:
             if sample.finish_reason == "error":
+                if sample.stop_reason is not None:
+                    raise self._constraint_error(sample.stop_reason)
                 raise ApiError("The engine could not finish this request.", status=500)
         if output.finished and self.params[index] is not None:
             self.context.metrics.observe_longest_sample(self.usage.longest_sample(index))
+
+    def _constraint_error(self, reason: str | int) -> ApiError:
+        """Return the error of a sample whose constraint allows no token that goes on."""
+        is_format = self.request.response_format is not None
+        return ApiError(
+            f"The output cannot be continued within its constraint: {reason}. Simplify it, or drop "
+            "what forbids tokens (logit_bias, allowed_token_ids, bad_words).",
+            param="response_format" if is_format else "structured_outputs",
+        )
 
     async def choices(self) -> list[Choice]:
         """Run to the end and return all choices, those of the first prompt first."""

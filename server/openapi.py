@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from paged._version import __version__
-from paged.server.answers import ErrorAnswer
+from paged.server.answer_bodies import ErrorAnswer
 from paged.server.route import JSON, Parameter, Route
 
 DOCUMENT = web.AppKey("openapi_document", bytes)

@@ -5,7 +5,7 @@ import re
 from aiohttp import web
 
 from paged._version import __version__
-from paged.server.answers import (
+from paged.server.answer_bodies import (
     LoadAnswer,
     ModelCard,
     ModelList,

@@ -35,6 +35,20 @@ class StreamOptions(Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
+class StructuredOutputsFields(Struct, kw_only=True):
+    """`structured_outputs`; what they mean is said at `StructuredOutputs`."""
+
+    json: Any = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+
 class GenerationRequest(Struct, kw_only=True):
     """Fields that both generation endpoints share; None stands for "not sent"."""
 
@@ -70,13 +84,15 @@ class GenerationRequest(Struct, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
-    # Known to the reference, refused by `unsupported.py` unless neutral.
+    # What the output must look like; `structured.py` says which go together.
     response_format: JsonObject | None = None
-    structured_outputs: Any = None
+    structured_outputs: StructuredOutputsFields | None = None
     guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    # Known to the reference, refused by `unsupported.py` unless neutral.
     prompt_logprobs: int | bool | None = None
     logprob_token_ids: Any = None
     use_beam_search: bool | None = None
@@ -158,6 +174,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     )
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool = True
 
     mm_processor_kwargs: Any = None
     media_io_kwargs: Any = None

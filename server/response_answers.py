@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from paged.server.answers import Answer, PositionLogprobs
+from paged.server.answer_bodies import Answer, PositionLogprobs
 
 type Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from paged.server.answers import PositionLogprobs
+from paged.server.answer_bodies import PositionLogprobs
 from paged.server.response_answers import (
     AnyEvent,
     CallArgumentsDelta,

@@ -193,10 +193,10 @@ def chat_request(
 
 def renamed(error: ApiError) -> ApiError:
     """Return an error of the chat endpoint with the field as it is called here."""
-    if error.param in _NAMES:
-        new = _NAMES[error.param]
-        error.message = re.sub(rf"\b{error.param}\b", new, error.message)
-        error.param = new
+    name = (error.param or "").partition(".")[0]  # of `messages.0.role`, whose index is another
+    if name in _NAMES:
+        error.message = re.sub(rf"\b{name}\b", _NAMES[name], error.message)
+        error.param = _NAMES[name]
     return error
 
 

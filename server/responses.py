@@ -11,7 +11,8 @@ import msgspec
 from aiohttp import web
 
 from paged.scheduler.output import CompletionOutput
-from paged.server.answers import PositionLogprobs
+from paged.server.answer_bodies import PositionLogprobs
+from paged.server.answers import AnswerFormat, answer_format
 from paged.server.auth import TENANT
 from paged.server.chat import chat_params, num_logprobs_of
 from paged.server.context import CONTEXT, ServerContext
@@ -48,7 +49,8 @@ from paged.server.response_request import (
 )
 from paged.server.response_store import StoredResponse
 from paged.server.streaming import send_events
-from paged.server.tool_parsers.events import Content
+from paged.server.tool_parsers.events import Content, Event
+from paged.server.tools import check_tools
 from paged.server.unsupported import refuse_unsupported
 
 
@@ -64,11 +66,11 @@ async def create_response(http_request: web.Request) -> web.StreamResponse:
     messages = [*(earlier.messages if earlier else ()), *input_messages(request)]
     with _names_of_this_endpoint():
         as_chat = chat_request(request, messages)
-        generation = await _generation(http_request, as_chat)
+        generation, format = await _generation(http_request, as_chat)
     run = _Run(
         generation,
         request,
-        as_chat,
+        format,
         messages=messages,
         tenant=http_request.get(TENANT, ""),
         num_bytes=len(raw) + (earlier.num_bytes if earlier else 0),
@@ -108,21 +110,28 @@ def _earlier(http_request: web.Request, request: ResponseRequest) -> StoredRespo
     )
 
 
-async def _generation(http_request: web.Request, request: ChatCompletionRequest) -> Generation:
+async def _generation(
+    http_request: web.Request, request: ChatCompletionRequest
+) -> tuple[Generation, AnswerFormat | None]:
+    """Return the run of a conversation, and how its text is taken apart."""
     context = http_request.app[CONTEXT]
     refuse_unsupported(request)
+    check_tools(request)
     handling = handling_of(http_request, request)
     num_logprobs = num_logprobs_of(request)
     prompt = await chat_prompt(context, request)
-    return Generation(
+    format = answer_format(context, request, prompt)
+    params = chat_params(context, request, prompt, num_logprobs)
+    generation = Generation(
         context=context,
         request=request,
         # Not the client's own id, which need not be unique: it is a key of the store.
         response_id=f"resp_{uuid.uuid4().hex}",
         prompts=[prompt],
-        params=[chat_params(context, request, prompt, num_logprobs)],
+        params=[params if format is None else format.adjusted(params)],
         handling=handling,
     )
+    return generation, format
 
 
 @contextlib.contextmanager
@@ -139,7 +148,8 @@ class _Run:
 
     Args:
       generation: its run through the engine.
-      request, as_chat: what was asked.
+      request: what was asked.
+      format: how its text is taken apart, None if all of it is content.
       messages: the conversation before it.
       tenant: who may read it.
       num_bytes: of the conversation before it.
@@ -149,7 +159,7 @@ class _Run:
         self,
         generation: Generation,
         request: ResponseRequest,
-        as_chat: ChatCompletionRequest,
+        format: AnswerFormat | None,
         *,
         messages: Sequence[ChatMessage],
         tenant: str,
@@ -157,7 +167,8 @@ class _Run:
     ) -> None:
         self._generation = generation
         self._request = request
-        self._as_chat = as_chat
+        self._reader = None if format is None else format.reader()
+        self._shows_tokens = format is None or not format.hides_tokens
         self._messages = messages
         self._tenant = tenant
         self._num_bytes = num_bytes
@@ -203,13 +214,19 @@ class _Run:
             async for _, output in outputs:
                 for delta in output.outputs:
                     finish_reason = delta.finish_reason or finish_reason
-                    events = [Content(delta.text)] if delta.text else []
-                    yield self._items.feed(events, self._logprobs(delta))
+                    yield self._items.feed(self._read(delta), self._logprobs(delta))
         is_complete = finish_reason == "stop"
         closing = self._items.finish(is_complete=is_complete)
         self._complete(is_complete=is_complete)
         kind = ResponseCompleted if is_complete else ResponseIncomplete
         yield [*closing, kind(response=self._response)]
+
+    def _read(self, delta: CompletionOutput) -> list[Event]:
+        """Return what a delta's text says; that of the last one, with all that was held back."""
+        if self._reader is None:
+            return [Content(delta.text)] if delta.text else []
+        events = self._reader.feed(delta.text)
+        return events + self._reader.finish() if delta.finish_reason else events
 
     def _complete(self, *, is_complete: bool) -> None:
         response, usage = self._response, self._generation.usage.body()
@@ -232,7 +249,7 @@ class _Run:
             self._generation.context.responses.put(self._tenant, stored)
 
     def _logprobs(self, delta: CompletionOutput) -> list[PositionLogprobs]:
-        if not wants_logprobs(self._request) or not delta.logprobs:
+        if not (wants_logprobs(self._request) and self._shows_tokens and delta.logprobs):
             return []
         spelled = chat_logprobs(
             self._generation.context.engine.tokenizer,

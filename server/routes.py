@@ -1,7 +1,7 @@
 """The table of all routes: what there is, who answers, what comes in and goes out."""
 
 from paged.server import (
-    answers,
+    answer_bodies,
     chat,
     completions,
     embeddings,
@@ -47,7 +47,7 @@ def make_routes(settings: ServerSettings) -> list[Route]:
             handler=operations.list_models,
             summary="List the served models.",
             tag="models",
-            answer=answers.ModelList,
+            answer=answer_bodies.ModelList,
         ),
         Route(
             method="GET",
@@ -55,7 +55,7 @@ def make_routes(settings: ServerSettings) -> list[Route]:
             handler=operations.show_model,
             summary="Describe one served model.",
             tag="models",
-            answer=answers.ModelCard,
+            answer=answer_bodies.ModelCard,
             parameters=(_MODEL,),
             errors=(404,),
         ),
@@ -78,7 +78,7 @@ def make_routes(settings: ServerSettings) -> list[Route]:
             handler=operations.version,
             summary="Tell the version of this program.",
             tag="operations",
-            answer=answers.VersionAnswer,
+            answer=answer_bodies.VersionAnswer,
         ),
         Route(
             method="GET",
@@ -86,7 +86,7 @@ def make_routes(settings: ServerSettings) -> list[Route]:
             handler=operations.load,
             summary="Count the requests in flight.",
             tag="operations",
-            answer=answers.LoadAnswer,
+            answer=answer_bodies.LoadAnswer,
         ),
         Route(
             method="GET",
@@ -114,7 +114,7 @@ def make_routes(settings: ServerSettings) -> list[Route]:
                 handler=operations.reset_prefix_cache,
                 summary="Forget all cached prefixes.",
                 tag="development",
-                answer=answers.SuccessAnswer,
+                answer=answer_bodies.SuccessAnswer,
                 parameters=(_RESET_RUNNING,),
                 errors=(400, 503),
             )
@@ -131,8 +131,8 @@ def _generation_routes() -> list[Route]:
             summary="Complete one prompt or several.",
             tag="generation",
             body=protocol.CompletionRequest,
-            answer=answers.CompletionAnswer,
-            events=answers.CompletionChunk | answers.ErrorAnswer,
+            answer=answer_bodies.CompletionAnswer,
+            events=answer_bodies.CompletionChunk | answer_bodies.ErrorAnswer,
             errors=_GENERATION,
         ),
         Route(
@@ -142,8 +142,8 @@ def _generation_routes() -> list[Route]:
             summary="Answer a conversation.",
             tag="generation",
             body=protocol.ChatCompletionRequest,
-            answer=answers.ChatCompletionAnswer,
-            events=answers.ChatCompletionChunk | answers.ErrorAnswer,
+            answer=answer_bodies.ChatCompletionAnswer,
+            events=answer_bodies.ChatCompletionChunk | answer_bodies.ErrorAnswer,
             errors=_GENERATION,
         ),
         Route(
@@ -153,7 +153,7 @@ def _generation_routes() -> list[Route]:
             summary="Turn texts into vectors.",
             tag="generation",
             body=protocol.EmbeddingRequest,
-            answer=answers.EmbeddingAnswer,
+            answer=answer_bodies.EmbeddingAnswer,
             errors=_GENERATION,
         ),
     ]
@@ -214,7 +214,7 @@ def _tokenizer_routes() -> list[Route]:
             summary="Turn a text, or a conversation, into token ids.",
             tag="tokenizer",
             body=protocol.TokenizeChatRequest | protocol.TokenizeTextRequest,
-            answer=answers.TokenizeAnswer,
+            answer=answer_bodies.TokenizeAnswer,
             errors=(*_BODY, 404),
         ),
         Route(
@@ -224,7 +224,7 @@ def _tokenizer_routes() -> list[Route]:
             summary="Turn token ids into a text.",
             tag="tokenizer",
             body=protocol.DetokenizeRequest,
-            answer=answers.DetokenizeAnswer,
+            answer=answer_bodies.DetokenizeAnswer,
             errors=(*_BODY, 404),
         ),
     ]

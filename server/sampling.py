@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from paged.scheduler.params import ParameterError, SamplingParams
 from paged.server.protocol import GenerationRequest
+from paged.server.structured import structured_outputs
 
 if TYPE_CHECKING:
     from paged.scheduler.async_engine import AsyncEngine
@@ -98,6 +99,7 @@ def sampling_params(
         bad_words=request.bad_words,
         skip_special_tokens=request.skip_special_tokens,
         include_stop_str_in_output=request.include_stop_str_in_output,
+        structured_outputs=structured_outputs(request),
     )
 
 

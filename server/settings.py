@@ -17,6 +17,12 @@ class ServerSettings:
       trust_request_chat_template: let requests bring their own template.
       max_stored_responses: most answers of /v1/responses that are kept for their successors; 0
         keeps none.
+      enable_auto_tool_choice: let models decide about tool calls; None: where the format is known.
+      tool_call_parser: format of the model's tool calls, a name of `TOOL_FORMATS`, "none", or
+        "auto", which looks for it in the chat template.
+      reasoning_parser: format of the model's reasoning, a name of `REASONING_FORMATS`, "auto", or
+        None, which leaves it in the text.
+      exclude_tools_when_tool_choice_none: keep tools out of the prompt where none is to be called.
       client_max_size: largest request body, bytes.
       log_requests: log id and parameters of each request (never its prompt).
       log_stats: log throughput and load every `log_stats_seconds`.
@@ -31,6 +37,10 @@ class ServerSettings:
     chat_template: str | None = None
     trust_request_chat_template: bool = False
     max_stored_responses: int = 1000
+    enable_auto_tool_choice: bool | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str | None = None
+    exclude_tools_when_tool_choice_none: bool = False
     client_max_size: int = 16 << 20
     log_requests: bool = False
     log_stats: bool = True

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from paged.server.answers import DetokenizeAnswer, TokenizeAnswer
+from paged.server.answer_bodies import DetokenizeAnswer, TokenizeAnswer
 from paged.server.context import CONTEXT
 from paged.server.conversation import render_chat
 from paged.server.errors import json_response
@@ -19,7 +19,7 @@ from paged.server.protocol import (
 )
 from paged.server.sampling import check_token_ids
 from paged.server.text_codec import decode, encode
-from paged.server.unsupported import check_tools
+from paged.server.tools import check_tools
 
 
 class _Shape(msgspec.Struct):

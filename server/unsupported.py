@@ -1,15 +1,10 @@
 """Fields the reference understands and this version does not: refused aloud, never ignored."""
 
 from paged.server.errors import ApiError
-from paged.server.protocol import ChatCompletionRequest, GenerationRequest
+from paged.server.protocol import GenerationRequest
 
 # Field -> what to do without it. A field counts as sent unless it is None or one of `_NEUTRAL`.
 _REMEDIES = {
-    "structured_outputs": "Ask for the format in the prompt and check the answer.",
-    "guided_json": "Ask for the format in the prompt and check the answer.",
-    "guided_regex": "Ask for the format in the prompt and check the answer.",
-    "guided_choice": "Ask for the format in the prompt and check the answer.",
-    "guided_grammar": "Ask for the format in the prompt and check the answer.",
     "prompt_logprobs": "Leave it out; `logprobs` covers the generated tokens.",
     "logprob_token_ids": "Use `logprobs` for the most likely tokens.",
     "use_beam_search": "Leave it out; use `n` with a temperature for several answers.",
@@ -45,38 +40,6 @@ def refuse_unsupported(request: GenerationRequest) -> None:
         value = getattr(request, field, None)
         if value is not None and not _is_neutral(field, value):
             raise _unsupported(f"`{field}`", field, remedy)
-    _check_response_format(request)
-    if isinstance(request, ChatCompletionRequest):
-        check_tools(request)
-
-
-def check_tools(request: ChatCompletionRequest) -> None:
-    """Let tools through only as text of the prompt: nothing here reads a model's tool calls."""
-    if request.tools is not None and not request.tools:
-        raise ApiError("tools must not be empty; leave it out.", param="tools")
-    if request.tool_choice not in (None, "none") and request.tools is None:
-        raise ApiError("tool_choice needs tools; send both or neither.", param="tool_choice")
-    if request.tools is not None and request.tool_choice != "none":
-        raise _unsupported(
-            f"tool_choice {request.tool_choice or 'auto'!r}",
-            "tool_choice",
-            'Send tool_choice "none" to show the tools to the model and read its answer as text.',
-        )
-
-
-def _check_response_format(request: GenerationRequest) -> None:
-    if request.response_format is None:
-        return
-    kind = request.response_format.get("type")
-    if kind in ("json_object", "json_schema", "structural_tag"):
-        remedy = "Ask for the format in the prompt and check the answer."
-        raise _unsupported(f"response_format type {kind!r}", "response_format", remedy)
-    if kind != "text":
-        raise ApiError(
-            "response_format must be an object whose `type` is 'text' (the only one this version "
-            "supports), 'json_object', 'json_schema' or 'structural_tag'.",
-            param="response_format",
-        )
 
 
 def _is_neutral(field: str, value: object) -> bool:

@@ -26,6 +26,7 @@ REACHES_DOWN = {
     "async_engine",  # exposes the checkpoint and its tokenizer to the server
     "backend_choice",  # asks backends what they support, and loads the kernels
     "batching",  # fills the batch types
+    "compiler",  # makes the grammar library's tokenizer and masks of the model's size
     "capacity",  # asks KVCacheSpec for bytes
     "exporting",  # traces the model for an absent GPU
     "engine",  # holds the tokenizer and the runner

@@ -10,6 +10,8 @@ from paged.scheduler.params import ParameterError
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 """The ways to say it, of which a request uses one."""
 
+_SOURCE = "structured_outputs"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputs:
@@ -25,7 +27,7 @@ class StructuredOutputs:
       structural_tag: free text in which each trigger opens a tag whose content obeys a schema, as
         text or parsed: `{"triggers": [...], "structures": [{"begin", "schema", "end"}]}`.
       disable_any_whitespace: write JSON without white space. False lets the model place it freely,
-        with which a small model may fill its whole output.
+        with which a small model may fill its whole output. None: as the engine's settings say.
       disable_additional_properties: objects of the schema have no properties that it does not
         name, unless it says so itself.
       whitespace_pattern: regular expression of the white space in JSON, instead.
@@ -44,17 +46,15 @@ class StructuredOutputs:
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | Mapping[str, Any] | None = None
-    disable_any_whitespace: bool = True
+    disable_any_whitespace: bool | None = None
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
-    source: str = field(default="structured_outputs", compare=False)
+    source: str = field(default=_SOURCE, compare=False)
 
     def __post_init__(self) -> None:
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
         if len(given) != 1:
-            raise ParameterError(
-                self.source, given, f"must have exactly one of {', '.join(KINDS)}"
-            )
+            raise ParameterError(self.source, given, f"must have exactly one of {', '.join(KINDS)}")
         self._check_texts()
         if self.choice is not None:
             self._check_choice(self.choice)
@@ -64,7 +64,8 @@ class StructuredOutputs:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, self._parsed(name))
         for name in ("disable_any_whitespace", "disable_additional_properties"):
-            if not isinstance(getattr(self, name), bool):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and (value is not None or "whitespace" not in name):
                 raise self._error(name, "must be true or false")
 
     @property
@@ -72,8 +73,14 @@ class StructuredOutputs:
         """Which of `KINDS` it uses."""
         return next(kind for kind in KINDS if getattr(self, kind) is not None)
 
+    def refuse(self, rule: str) -> ParameterError:
+        """Return the error that names this constraint, and the rule that it breaks."""
+        return self._error(self.kind, rule)
+
     def _error(self, name: str, rule: str) -> ParameterError:
-        return ParameterError(f"{self.source}.{name}", getattr(self, name), rule)
+        is_whole = self.source != _SOURCE  # a field that says nothing else
+        parameter = self.source if is_whole else f"{self.source}.{name}"
+        return ParameterError(parameter, getattr(self, name), rule)
 
     def _check_texts(self) -> None:
         for name in ("regex", "grammar", "whitespace_pattern"):

@@ -80,9 +80,9 @@ class CallObject:
         match self._state, character:
             case _State.OPEN, "{":
                 self._state = _State.FIRST_KEY
-            case (_State.FIRST_KEY | _State.AFTER), "}":
+            case ((_State.FIRST_KEY | _State.AFTER), "}"):
                 self._end()
-            case (_State.FIRST_KEY | _State.KEY), '"':
+            case ((_State.FIRST_KEY | _State.KEY), '"'):
                 self._begin(_State.IN_KEY)
                 return 0
             case _State.COLON, ":":

@@ -1,12 +1,13 @@
 """Calls as JSON objects between marks: what hermes, llama3_json and lists of calls share."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from paged.server.tool_parsers.call_object import CallObject
 from paged.server.tool_parsers.events import Event, EventLog
 
 SPACES = " \t\n\r"
+_PIECE_CHARS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +48,16 @@ class FramedCalls:
         self._raw = ""  # read since the text before a call, as long as the call has not begun
         self._is_marked = False
         self._call = CallObject()
-        self._step = self._at_start if frame.starts_bare else self._in_text
+        self._step: Callable[[bool], bool] = self._in_text
+        if frame.starts_bare:
+            self._step = self._at_start
 
     def feed(self, text: str) -> list[Event]:
         """Return what more text decides."""
-        self._pending += text
-        while self._step(False):
-            pass
+        for piece in pieces_of(text):
+            self._pending += piece
+            while self._step(False):
+                pass
         return self.log.take()
 
     def finish(self) -> list[Event]:
@@ -169,6 +173,12 @@ class FramedCalls:
     def _go(self, state: Callable[[bool], bool]) -> bool:
         self._step = state
         return True
+
+
+def pieces_of(text: str) -> Iterator[str]:
+    """Cut a text up, so that steps that copy or search all that is pending stay cheap."""
+    for start in range(0, len(text), _PIECE_CHARS):
+        yield text[start : start + _PIECE_CHARS]
 
 
 def overlap(text: str, mark: str) -> int:

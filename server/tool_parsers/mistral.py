@@ -24,7 +24,7 @@ class MistralCalls(FramedCalls):
         return super()._at_opening(is_over)
 
     def _in_name(self, is_over: bool) -> bool:
-        """Read `name[ARGS]` or `name[CALL_ID]id[ARGS]`, up to the brace; the mark may be missing."""
+        """Read `name[ARGS]` or `name[CALL_ID]id[ARGS]`, up to the brace."""
         head, brace, _ = self._pending.partition("{")
         name, *marks = re.split(r"(?=\[)", head.strip(SPACES))
         is_name = _NAME.fullmatch(name) is not None

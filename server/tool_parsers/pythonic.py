@@ -9,7 +9,7 @@ from enum import Enum, auto
 from typing import Any
 
 from paged.server.tool_parsers.events import Event, EventLog
-from paged.server.tool_parsers.framed import SPACES
+from paged.server.tool_parsers.framed import SPACES, pieces_of
 
 # Llama 4 may put the list between these.
 START_MARK, END_MARK = "<|python_start|>", "<|python_end|>"
@@ -55,9 +55,10 @@ class PythonicCalls:
 
     def feed(self, text: str) -> list[Event]:
         """Return what more text decides."""
-        self._pending += text
-        while self._step(False):
-            pass
+        for piece in pieces_of(text):
+            self._pending += piece
+            while self._step(False):
+                pass
         return self._log.take()
 
     def finish(self) -> list[Event]:

@@ -114,7 +114,7 @@ def test_damage_is_found_before_a_program_is_used(tiny_model, config, artifact, 
     with pytest.raises(ValueError, match=r"is no artifact: there is no manifest.json in it"):
         load_engine(str(tiny_model), wanted, progress=False)
     edit(artifact, tmp_path, lambda content: content.update(format=0))
-    with pytest.raises(ValueError, match="has format 0, this version reads 1"):
+    with pytest.raises(ValueError, match="has format 0, this version reads 2"):
         load_engine(str(tiny_model), wanted, progress=False)
     edit(artifact, tmp_path, lambda content: content["programs"].clear())
     with pytest.raises(ValueError, match="has no program 'forward"):

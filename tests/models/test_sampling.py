@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paged.models.batch import SampledTokens, SamplingBatch
-from paged.models.sampling import sample
+from paged.models.sampling import mask_words, sample
 
 MAX_EDITS = 4
 UNUSED = 2**30  # an edit id past every vocabulary
@@ -41,13 +41,16 @@ def make_batch(num_seqs: int, **fields: object) -> SamplingBatch:
             arrays["edit_ids"][row, column] = token
             arrays["edit_values"][row, column] = value
     arrays["wants_logprobs"] = np.array([fields.pop("wants_logprobs", 0)], np.int32)
+    arrays["uses_masks"] = np.array([fields.pop("uses_masks", 0)], np.int32)
     assert not fields, fields
     return SamplingBatch(**{name: jnp.asarray(array) for name, array in arrays.items()})
 
 
 @functools.partial(jax.jit, static_argnames="max_logprobs")
-def jitted(logits, batch, history, positions, max_logprobs) -> SampledTokens:
-    return sample(lambda: logits, batch, lambda: history, positions, max_logprobs=max_logprobs)
+def jitted(logits, batch, history, positions, masks, max_logprobs) -> SampledTokens:
+    return sample(
+        lambda: logits, batch, lambda: history, positions, masks, max_logprobs=max_logprobs
+    )
 
 
 def run(
@@ -56,15 +59,17 @@ def run(
     *,
     history: np.ndarray | None = None,
     positions: object = 0,
+    masks: np.ndarray | None = None,
     max_logprobs: int = 0,
 ) -> SampledTokens:
     """The samples of a batch, as NumPy arrays."""
     num_seqs = logits.shape[0]
     history = np.zeros((num_seqs, 1), np.int32) if history is None else history
     positions = np.broadcast_to(np.asarray(positions, np.int32), num_seqs)
-    return jax.tree.map(
-        np.asarray, jitted(logits.astype(np.float32), batch, history, positions, max_logprobs)
-    )
+    if masks is None:
+        masks = np.zeros((num_seqs, mask_words(logits.shape[1])), np.int32)
+    logits = logits.astype(np.float32)
+    return jax.tree.map(np.asarray, jitted(logits, batch, history, positions, masks, max_logprobs))
 
 
 def draw(row: np.ndarray, count: int, **fields: object) -> np.ndarray:

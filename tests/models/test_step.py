@@ -12,6 +12,7 @@ from paged.kv_cache import KVCacheSpec, allocate_kv_cache
 from paged.models.executables import ExecutableStore
 from paged.models.layers import Embed
 from paged.models.packing import BatchLayout, sampling_row
+from paged.models.sampling import mask_words
 from paged.models.step import compile_greedy, compile_resize, compile_sample
 
 VOCAB_SIZE, HIDDEN_SIZE, NUM_ROWS = 150, 24, 5
@@ -70,7 +71,8 @@ def test_both_programs_take_the_first_best_token_and_keep_it_by_batch_row(embed:
     )
     # A penalty of nothing, as no token is known yet: the long way to the same tokens.
     rows = packed_rows(repetition_penalty=1.5)
-    samples, kept_too = sample(head_params, hidden, rows, CACHE.token_ids, last_tokens)
+    masks = np.zeros((LAYOUT.num_seqs, mask_words(LAYOUT.vocab_size)), np.int32)
+    samples, kept_too = sample(head_params, hidden, rows, CACHE.token_ids, last_tokens, masks)
     assert samples.token_ids.tolist() == expected.tolist()
     assert kept_too.tolist() == kept.tolist()
 

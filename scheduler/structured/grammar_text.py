@@ -1,0 +1,166 @@
+"""`grammar_text`: what a request asks for, in the language of the grammar library.
+
+JSON schemas are translated by the library itself, which names what it does not support; only what
+it would ignore or overrule is looked at here.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from llguidance import LLMatcher, StructTag
+from llguidance.gbnf_to_lark import any_to_lark
+
+from paged.scheduler.params import ParameterError
+from paged.scheduler.structured.config import StructuredOutputsConfig
+from paged.scheduler.structured.params import StructuredOutputs
+
+_ANY_OBJECT = {"type": "object"}
+# Options for the library that a schema may carry; they could make it ignore what it cannot do.
+_LIBRARY_OPTIONS = "x-guidance"
+
+
+def constraint_source(outputs: StructuredOutputs, config: StructuredOutputsConfig) -> str:
+    """Return a text that says everything about a constraint, once it is within the limits.
+
+    Raises: ParameterError if it is too long or nested too deeply.
+    """
+    value = getattr(outputs, outputs.kind)
+    if _depth_exceeds(value, config.max_depth):
+        raise outputs.refuse(
+            f"must not be nested deeper than {config.max_depth} levels (max_depth of the server's "
+            "structured_outputs_config)"
+        )
+    text = json.dumps(value, ensure_ascii=False)
+    num_bytes = len(text.encode("utf-8", "replace"))
+    if num_bytes > config.max_size:
+        raise outputs.refuse(
+            f"must not have more than {config.max_size} bytes (max_size of the server's "
+            f"structured_outputs_config) and has {num_bytes}"
+        )
+    return json.dumps([outputs.kind, text, sorted(_options(outputs, config).items())])
+
+
+def grammar_text(outputs: StructuredOutputs, config: StructuredOutputsConfig) -> str:
+    """Return the grammar of a constraint that `constraint_source` has let through.
+
+    Raises: ParameterError if it is seen here that there can be none.
+    """
+    value = getattr(outputs, outputs.kind)
+    try:
+        match outputs.kind:
+            case "json":
+                return _from_schema(_checked_schema(outputs, value, config), outputs, config)
+            case "json_object":
+                return _from_schema(_ANY_OBJECT, outputs, config)
+            case "regex":
+                return LLMatcher.grammar_from_regex(value)
+            case "choice":
+                spelled = [json.dumps(text, ensure_ascii=False) for text in value]
+                return LLMatcher.grammar_from_lark(f"start: {' | '.join(spelled)}")
+            case "grammar":
+                return LLMatcher.grammar_from_lark(any_to_lark(value))
+            case _:
+                return _from_tags(outputs, value, config)
+    except ParameterError:
+        raise
+    except RecursionError:
+        raise outputs.refuse("is nested too deeply") from None
+    except Exception as error:  # the library's converters raise nothing more specific
+        raise outputs.refuse(f"cannot be compiled: {error}") from None
+
+
+def _options(outputs: StructuredOutputs, config: StructuredOutputsConfig) -> dict[str, Any]:
+    """Return the options of the library for JSON; each is given, so that no schema decides."""
+    compact = outputs.disable_any_whitespace
+    if compact is None:
+        compact = config.disable_any_whitespace and outputs.whitespace_pattern is None
+    options = {"whitespace_flexible": not compact, "coerce_one_of": False, "lenient": False}
+    if outputs.whitespace_pattern is not None:
+        return options | {"whitespace_pattern": outputs.whitespace_pattern}
+    return options
+
+
+def _from_schema(
+    schema: Mapping[str, Any], outputs: StructuredOutputs, config: StructuredOutputsConfig
+) -> str:
+    return LLMatcher.grammar_from_json_schema(
+        json.dumps(schema, ensure_ascii=False),
+        overrides=_options(outputs, config),  # type: ignore[arg-type]
+    )
+
+
+def _checked_schema(
+    outputs: StructuredOutputs, schema: Any, config: StructuredOutputsConfig
+) -> Mapping[str, Any]:
+    """Return a schema as the library should see it."""
+    if schema is False:
+        raise outputs.refuse("allows no value at all")
+    if schema is True:
+        return {}
+    if not isinstance(schema, Mapping):
+        raise outputs.refuse("must be a JSON object")
+    schema = {name: value for name, value in schema.items() if name != _LIBRARY_OPTIONS}
+    if outputs.disable_additional_properties or config.disable_additional_properties:
+        schema = _closed(schema)
+    return dict(schema)
+
+
+def _closed(schema: Any) -> Any:
+    """Close all objects of a schema that do not say whether they are open (as the reference)."""
+    if isinstance(schema, Mapping):
+        closed = {name: _closed(value) for name, value in schema.items()}
+        if "properties" in closed or "patternProperties" in closed:
+            closed.setdefault("additionalProperties", False)
+        return closed
+    if isinstance(schema, list):
+        return [_closed(value) for value in schema]
+    return schema
+
+
+def _from_tags(
+    outputs: StructuredOutputs, value: Mapping[str, Any], config: StructuredOutputsConfig
+) -> str:
+    """Return the grammar of free text with tags in it."""
+    triggers, structures = value.get("triggers"), value.get("structures")
+    if not isinstance(triggers, list) or not isinstance(structures, list) or not structures:
+        raise outputs.refuse(
+            'must be {"triggers": [text, ...], "structures": [{"begin": text, "schema": schema, '
+            '"end": text}, ...]}'
+        )
+    tags = []
+    for tag in structures:
+        begin = tag.get("begin") if isinstance(tag, Mapping) else None
+        end = tag.get("end", "") if isinstance(tag, Mapping) else None
+        if not isinstance(begin, str) or not isinstance(end, str):
+            raise outputs.refuse("must have texts as `begin` and `end` of each structure")
+        trigger = next((t for t in triggers if t and begin.startswith(str(t))), None)
+        if trigger is None:
+            raise outputs.refuse(f"has no trigger that {begin!r} begins with")
+        schema = dict(_checked_schema(outputs, tag.get("schema", {}), config))
+        schema[_LIBRARY_OPTIONS] = _options(outputs, config)
+        tags.append(StructTag(trigger=str(trigger), begin=begin, grammar=schema, end=end))
+    # Triggers are text here: what looks like a special token may be none of this model's.
+    return StructTag.to_grammar(tags, assume_special=False)
+
+
+def _depth_exceeds(value: Any, limit: int) -> bool:
+    """Whether lists and objects are nested deeper than that; without recursion."""
+    stack: list[tuple[Any, int]] = [(value, 0)]
+    while stack:
+        node, depth = stack.pop()
+        children = _children(node)
+        if children is None:
+            continue
+        if depth >= limit:
+            return True
+        stack.extend((child, depth + 1) for child in children)
+    return False
+
+
+def _children(node: Any) -> Iterator[Any] | None:
+    if isinstance(node, Mapping):
+        return iter(node.values())
+    if isinstance(node, list | tuple):
+        return iter(node)
+    return None

@@ -1,0 +1,51 @@
+"""The constraint of an answer that follows on reasoning."""
+
+import json
+from collections.abc import Sequence
+
+from paged.scheduler.structured.params import StructuredOutputs
+from paged.server.errors import ApiError
+from paged.server.tool_parsers.grammar import json_rule
+
+
+def after_reasoning(outputs: StructuredOutputs, rules: Sequence[str]) -> StructuredOutputs:
+    """Return the constraint with free reasoning in front of what it says.
+
+    Args:
+      outputs: of the answer.
+      rules: of the reasoning; the first is `prefix`.
+
+    Raises: ApiError for a kind of constraint that cannot be part of another one.
+    """
+    if outputs.json is not None:
+        schema = json.loads(outputs.json) if isinstance(outputs.json, str) else outputs.json
+        body = json_rule({} if isinstance(schema, bool) else schema, is_flexible=_flexible(outputs))
+    elif outputs.json_object:
+        body = json_rule({"type": "object"}, is_flexible=_flexible(outputs))
+    elif outputs.choice is not None:
+        body = " | ".join(json.dumps(text, ensure_ascii=False) for text in outputs.choice)
+    elif outputs.regex is not None:
+        body = "ANSWER"
+        rules = [*rules, f"ANSWER: /{_slashes_escaped(outputs.regex)}/"]
+    else:
+        raise ApiError(
+            "A grammar or structural tag cannot follow on reasoning; turn that off, with "
+            'chat_template_kwargs {"enable_thinking": false} where the model knows it, or make '
+            "the reasoning part of the grammar.",
+            param=outputs.source,
+        )
+    text = "\n".join(["start: prefix answer", *rules, f"answer: {body}"]) + "\n"
+    return StructuredOutputs(grammar=text, source=outputs.source)
+
+
+def _flexible(outputs: StructuredOutputs) -> bool:
+    return outputs.disable_any_whitespace is False
+
+
+def _slashes_escaped(pattern: str) -> str:
+    r"""Return a pattern whose slashes cannot end it: "/" becomes "\/", what is escaped stays."""
+    result, is_escaped = "", False
+    for character in pattern:
+        result += "\\/" if character == "/" and not is_escaped else character
+        is_escaped = character == "\\" and not is_escaped
+    return result.replace("\n", "\\n")

@@ -1,0 +1,142 @@
+"""Grammars that leave a model nothing but calls: in its own format, arguments by their schemas."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallForm:
+    """How calls are written, one and only one way.
+
+    `begin` (`before_name` name `after_name` arguments `after_arguments`), once or more with
+    `separator` between them, `end`.
+
+    Attributes:
+      mark: that it begins with and no other text has; "" if there is none.
+    """
+
+    mark: str = ""
+    begin: str = ""
+    before_name: str
+    after_name: str
+    after_arguments: str = ""
+    separator: str = ""
+    end: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that can be called.
+
+    Attributes:
+      name: as the model writes it.
+      parameters: JSON schema of an object.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+
+
+def call_grammar(
+    form: CallForm,
+    functions: Sequence[Function],
+    *,
+    is_single: bool,
+    mark_ids: Mapping[str, int],
+    prefix: Sequence[str] = (),
+) -> str:
+    """Return the grammar of at least one call, in llguidance's dialect of Lark.
+
+    Args:
+      form: of the calls.
+      functions: that may be called.
+      is_single: no call follows on the first.
+      mark_ids: ids of the marks that are tokens of their own: no text spells those.
+      prefix: rules of what comes first, the first of them `prefix`.
+
+    Source: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
+    """
+    start = ["prefix"] if prefix else []
+    start += [spell(form.begin, mark_ids), "call"]
+    if not is_single:
+        start.append(f"({spell(form.separator, mark_ids)} call)*")
+    start.append(spell(form.end, mark_ids))
+    rules = [f"start: {' '.join(filter(None, start))}", *prefix]
+    return "\n".join([*rules, *_call_rules(form, functions, mark_ids)]) + "\n"
+
+
+def free_text_grammar(
+    form: CallForm,
+    functions: Sequence[Function],
+    *,
+    mark_ids: Mapping[str, int],
+    prefix: Sequence[str] = (),
+) -> str:
+    """Return the grammar of text in which every mark of a call is followed by a right call.
+
+    Takes what `call_grammar` takes; the form must have a mark.
+    """
+    calls = "call"
+    if form.begin:
+        more = f"({spell(form.separator, mark_ids)} call)*"
+        calls = f"{spell(form.begin, mark_ids)} call {more} {spell(form.end, mark_ids)}"
+    rules = [
+        f"start: {'prefix ' if prefix else ''}TEXT ({calls} TEXT)*",
+        *prefix,
+        f"TEXT: {text_without(form.mark)}",
+    ]
+    return "\n".join([*rules, *_call_rules(form, functions, mark_ids)]) + "\n"
+
+
+def _call_rules(
+    form: CallForm, functions: Sequence[Function], mark_ids: Mapping[str, int]
+) -> list[str]:
+    tail = spell(form.after_arguments, mark_ids)
+    rules = [f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}"]
+    for i, function in enumerate(functions):
+        name = json.dumps(function.name)[1:-1]
+        head = spell(form.before_name + name + form.after_name, mark_ids)
+        rules.append(f"call_{i}: {head} arguments_{i} {tail}")
+        rules.append(f"arguments_{i}: {json_rule(function.parameters)}")
+    return rules
+
+
+def text_without(mark: str) -> str:
+    """Return the terminal of any text that does not hold a mark."""
+    pattern = re.escape(mark).replace("/", r"\/")
+    return f"/(?s:.*)/ & ~/(?s:.*){pattern}(?s:.*)/"
+
+
+def spell(literal: str, mark_ids: Mapping[str, int]) -> str:
+    """Return the rule of a fixed text, marks by their ids; "" for no text."""
+    if not literal:
+        return ""
+    marks = "|".join(map(re.escape, sorted(mark_ids, key=len, reverse=True)))
+    pieces = re.split(f"({marks})", literal) if marks else [literal]
+    return " ".join(
+        f"<[{mark_ids[piece]}]>" if piece in mark_ids else json.dumps(piece)
+        for piece in pieces
+        if piece
+    )
+
+
+def json_rule(schema: Mapping[str, Any], *, is_flexible: bool = False) -> str:
+    """Return the rule of JSON that satisfies a schema.
+
+    Args:
+      schema: JSON schema.
+      is_flexible: let the model place whitespace, with which it may fill its whole output;
+        otherwise it is spaced as templates space it.
+    """
+    options: dict[str, Any] = {
+        "whitespace_flexible": is_flexible,
+        # What the library does not support is an error, not a guess.
+        "coerce_one_of": False,
+        "lenient": False,
+    }
+    if not is_flexible:
+        options |= {"item_separator": ", ", "key_separator": ": "}
+    return f"%json {json.dumps({**schema, 'x-guidance': options})}"
