@@ -7,7 +7,12 @@ import numpy as np
 from aiohttp import web
 
 from paged.scheduler.params import PoolingParams
-from paged.server.answer_bodies import Embedding, EmbeddingAnswer, EmbeddingUsage, PromptTokensDetails
+from paged.server.answer_bodies import (
+    Embedding,
+    EmbeddingAnswer,
+    EmbeddingUsage,
+    PromptTokensDetails,
+)
 from paged.server.context import CONTEXT, ServerContext
 from paged.server.errors import ApiError, json_response
 from paged.server.generation import Generation, response_id

@@ -138,7 +138,7 @@ class ResponseItems:
         if item is None:
             return []
         item.status = status
-        within = {"item_id": item.id, "output_index": len(self.output) - 1}
+        within: dict[str, Any] = {"item_id": item.id, "output_index": len(self.output) - 1}
         done: list[AnyEvent] = []
         match item:
             case FunctionCallItem():

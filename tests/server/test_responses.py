@@ -274,3 +274,82 @@ def test_thoughts_text_and_calls_are_items_one_after_another():
     assert (call.name, call.arguments, call.status) == ("f", '{"a":1}', "completed")
     assert [event.output_index for event in events] == [0] * 6 + [1] * 6 + [2] * 5
     assert call.call_id.startswith("call_")
+
+
+TOOL = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+def test_a_call_is_an_item_and_its_output_goes_on_from_it():
+    engine = FakeEngine(answer=f"Let me see.{CALL}")
+    settings = {"tool_call_parser": "hermes"}
+    first = {"input": "Rain?", "tools": [TOOL]}
+    answers = conversation([first], engine, **settings)
+    message, call = answers[0]["output"]
+    assert message["content"][0]["text"] == "Let me see."
+    assert (call["type"], call["name"], call["status"]) == (
+        "function_call",
+        "weather",
+        "completed",
+    )
+    assert json.loads(call["arguments"]) == {"city": "Rome"}
+    assert answers[0]["status"] == "completed"
+    assert answers[0]["tools"] == [TOOL]
+
+    async def test(client: Client) -> None:
+        async with client.post(RESPONSES, json=first) as response:
+            answer = await response.json()
+        call_id = answer["output"][1]["call_id"]
+        output = {"type": "function_call_output", "call_id": call_id, "output": "sunny"}
+        body = {"input": [output], "previous_response_id": answer["id"], "tools": [TOOL]}
+        async with client.post(RESPONSES, json=body) as response:
+            assert response.status == 200, await response.text()
+
+    template = (
+        "{% for m in messages %}[{{ m.role }}|{{ m.content or '' }}|"
+        "{% for c in m.tool_calls or [] %}{{ c.function.arguments.city }}{% endfor %}]{% endfor %}"
+    )
+    engine = FakeEngine(answer=f"Let me see.{CALL}", chat_template=template)
+    with_server(test, engine, **settings)
+    assert "[assistant|Let me see.|Rome][tool|sunny|]" in engine.seen[-1].prompt
+
+
+def test_a_streamed_call_joins_to_the_whole_one():
+    async def test(client: Client) -> str:
+        body = {"input": "Rain?", "tools": [TOOL], "stream": True}
+        async with client.post(RESPONSES, json=body) as response:
+            assert response.status == 200, await response.text()
+            return await response.text()
+
+    raw = with_server(test, FakeEngine(answer=CALL), tool_call_parser="hermes")
+    events = [json.loads(block.partition("data: ")[2]) for block in raw.split("\n\n")[:-1]]
+    kind = "response.function_call_arguments"
+    arguments = "".join(e["delta"] for e in events if e["type"] == f"{kind}.delta")
+    (done,) = [event for event in events if event["type"] == f"{kind}.done"]
+    assert arguments == done["arguments"]
+    assert json.loads(arguments) == {"city": "Rome"}
+    assert events[-1]["response"]["output"][0]["arguments"] == arguments
+
+
+def test_the_form_of_the_text_reaches_the_engine():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    engine = FakeEngine()
+    form = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    answer = ok(RESPONSES, {"input": "Hi", "text": {"format": form}}, engine)
+    constraint = engine.seen[0].params.structured_outputs
+    assert json.loads(constraint.json) if isinstance(constraint.json, str) else constraint.json
+    assert answer["text"]["format"]["schema"] == schema
+
+
+def test_thoughts_are_an_item_of_their_own_and_can_be_sent_back():
+    engine = FakeEngine(answer="<think>hm</think>so")
+    settings = {"reasoning_parser": "deepseek_r1"}
+    answers = conversation([{"input": "One"}, {"input": "Two"}], engine, **settings)
+    thought, message = answers[0]["output"]
+    assert (thought["type"], thought["content"][0]["text"]) == ("reasoning", "hm")
+    assert message["content"][0]["text"] == "so"
+    assert answers[1]["status"] == "completed"
