@@ -126,6 +126,8 @@ def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 @pytest.fixture(scope="session")
 def tiny_url(tiny_model: Path, tiny_config: EngineConfig) -> Iterator[str]:
     """The URL of a server of the tiny llama, whose answers are noise."""
-    settings = ServerSettings(served_model_names=("tiny",), dev_mode=True, log_stats=False)
+    settings = ServerSettings(
+        served_model_names=("tiny",), tool_call_parser="hermes", dev_mode=True, log_stats=False
+    )
     with live_server(str(tiny_model), tiny_config, settings) as url:
         yield url
