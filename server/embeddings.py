@@ -27,6 +27,7 @@ async def embeddings(http_request: web.Request) -> web.Response:
     context.check_accepting()
     request = decode_body(await read_json(http_request), EmbeddingRequest)
     context.check_model(request.model)
+    _check_pooling(context)
     _check_dimensions(context, request)
     # What the engine is asked for is a generation that ends with its prefill.
     as_generation = GenerationRequest(
@@ -81,6 +82,16 @@ def _spell(vector: np.ndarray, encoding_format: str | None) -> list[float] | str
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     numbers: list[float] = vector.tolist()
     return numbers
+
+
+def _check_pooling(context: ServerContext) -> None:
+    """Refuse models that were trained for another pooling: their vectors would mean nothing."""
+    if others := sorted(context.engine.checkpoint.pooling_modes - {"lasttoken"}):
+        raise ApiError(
+            f"This model pools its tokens by {', '.join(others)} (1_Pooling/config.json), and this "
+            "version only by lasttoken; serve another model for embeddings.",
+            status=501,
+        )
 
 
 def _check_dimensions(context: ServerContext, request: EmbeddingRequest) -> None:

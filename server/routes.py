@@ -154,7 +154,7 @@ def _generation_routes() -> list[Route]:
             tag="generation",
             body=protocol.EmbeddingRequest,
             answer=answer_bodies.EmbeddingAnswer,
-            errors=_GENERATION,
+            errors=(*_GENERATION, 501),
         ),
     ]
 

@@ -49,6 +49,7 @@ class FakeCheckpoint:
     model_config: ModelConfig
     chat_template: ChatTemplate | None
     sampling_defaults: Mapping[str, Any]
+    pooling_modes: frozenset[str] = frozenset()
 
 
 @dataclass

@@ -86,3 +86,13 @@ def test_unknown_model_is_404_and_a_full_queue_429():
     assert error_of(EMBEDDINGS, {"input": "a", "model": "x"}, status=404)["param"] == "model"
     full = FakeEngine(refuse=QueueFullError("3 requests are waiting"))
     assert "waiting" in error_of(EMBEDDINGS, {"input": "a"}, full, 429)["message"]
+
+
+def test_a_model_of_another_pooling_is_refused():
+    engine = FakeEngine()
+    engine.checkpoint.pooling_modes = frozenset({"lasttoken"})
+    ok(EMBEDDINGS, {"input": "a"}, engine)
+    engine.checkpoint.pooling_modes = frozenset({"mean"})
+    error = error_of(EMBEDDINGS, {"input": "a"}, engine, 501)
+    assert "pools its tokens by mean" in error["message"]
+    assert error["type"] == "NotImplementedError"
