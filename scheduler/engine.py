@@ -111,7 +111,7 @@ class Engine:
             on_end=lambda request: self._stats.on_finished(request, self._clock()),
         )
         self._async_scheduling = async_scheduling
-        self._grammars = grammars
+        self.grammars = grammars
         self._mask_filler = MaskFiller()
         self._tiers = tiers
         self._in_flight: _InFlight | None = None
@@ -187,15 +187,15 @@ class Engine:
 
     def prepare_grammars(self) -> None:
         """Wait for what the first grammar needs, which would hold up everybody else later."""
-        if self._grammars is not None:
-            self._grammars.wait_until_loaded()
+        if self.grammars is not None:
+            self.grammars.wait_until_loaded()
 
     def _compiler_for(self, params: SamplingParams) -> GrammarCompiler | None:
-        if params.structured_outputs is not None and self._grammars is None:
+        if params.structured_outputs is not None and self.grammars is None:
             raise ParameterError(
                 "structured_outputs", params.structured_outputs, "needs an engine with grammars"
             )
-        return self._grammars
+        return self.grammars
 
     def add_processed(
         self, requests: Sequence[Request], prompt: str | None = None, *, stream: bool = True
@@ -309,8 +309,8 @@ class Engine:
         self.abort_deltas(self._outputs.parent_ids)
         self._in_flight = None
         self.runner.close()
-        if self._grammars is not None:
-            self._grammars.close()
+        if self.grammars is not None:
+            self.grammars.close()
         if self._tiers is not None:
             self._tiers.close()
 

@@ -1,7 +1,7 @@
 """From the text of a sample to a message: reasoning, content and tool calls, whole or in deltas."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from paged.server.constraints import after_reasoning
 from paged.server.context import ServerContext
 from paged.server.prompts import Prompt
 from paged.server.protocol import ChatCompletionRequest
-from paged.server.reasoning import ReasoningFormat, ReasoningParser, ReasoningState
+from paged.server.reasoning import ReasoningFormat, ReasoningState
 from paged.server.tool_parsers.events import (
     CallArguments,
     CallStart,
@@ -80,15 +80,21 @@ def answer_format(
         state = reasoning.state_after(prompt.text, is_continued=request.continue_final_message)
         if state is ReasoningState.ANSWER:
             reasoning = None
-    marks = () if reasoning is None else (reasoning.start, reasoning.end)
-    rules = () if reasoning is None else tuple(reasoning.rules(state, mark_ids(context, marks)))
-    tools = tool_use(context, request, rules)
+    marks: tuple[str, ...] = ()
+    rules: Sequence[str] = ()
+    rules_of_calls: Sequence[str] = ()
+    if reasoning is not None:
+        marks = reasoning.marks
+        ids = mark_ids(context, marks)
+        rules = reasoning.rules(state, ids)
+        rules_of_calls = reasoning.rules(state, ids, before_calls=True)
+    tools = tool_use(context, request, rules_of_calls)
     if reasoning is None and tools is None:
         return None
     return AnswerFormat(
         reasoning=reasoning,
         state=state,
-        rules=rules,
+        rules=tuple(rules),
         tools=tools,
         include_reasoning=request.include_reasoning,
         keeps_special_tokens=has_special(context, marks)
@@ -103,7 +109,8 @@ class AnswerReader:
         self._format = format
         self._reasoning: TextParser | None = None
         if format.reasoning is not None:
-            self._reasoning = ReasoningParser(format.reasoning, format.state)
+            reads_calls = format.tools is not None
+            self._reasoning = format.reasoning.parser(format.state, reads_calls=reads_calls)
         self._tools: TextParser | None = None
         if format.tools is not None:
             self._tools = format.tools.make_parser()
@@ -141,19 +148,19 @@ class AnswerReader:
                 result.append(event)
         if is_over and self._tools is not None:
             result += self._tools.finish()
-        shown = joined([event for event in result if self._shows(event)])
-        self._has_calls |= any(isinstance(event, CallStart) for event in shown)
-        return shown
+        return joined([event for event in result if self._shows(event)])
 
     def _shows(self, event: Event) -> bool:
+        tools = self._format.tools
         match event:
             case Reasoning():
                 return self._format.include_reasoning
             case CallStart(index) | CallArguments(index):
-                tools = self._format.tools
+                self._has_calls = True
                 return not (index and tools is not None and tools.is_single)
             case Content(text):
-                return bool(text)
+                is_rest = tools is not None and tools.is_forced and self._has_calls
+                return bool(text) and not is_rest
 
 
 def message_fields(events: Iterable[Event], make_id: Callable[[], str]) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) 
     group.add_argument(
         "--structured-outputs-config",
         type=structured_outputs_config,
-        default=defaults.structured_outputs_config,
+        default="{}",
         metavar="JSON",
         help="limits and defaults of schemas and grammars (docs/serving.md)",
     )

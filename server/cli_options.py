@@ -181,8 +181,7 @@ def _add_format_options(group: "argparse._ArgumentGroup") -> None:
     )
     group.add_argument(
         "--exclude-tools-when-tool-choice-none",
-        action=argparse.BooleanOptionalAction,
-        default=False,
+        action="store_true",
         help='keep tools out of the prompt with tool_choice "none"',
     )
 

@@ -3,9 +3,14 @@
 import logging
 from collections.abc import Iterable
 
-from paged.server.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning_format
+from paged.server.reasoning import (
+    HARMONY_REASONING,
+    REASONING_FORMATS,
+    ReasoningFormat,
+    detect_reasoning_format,
+)
 from paged.server.settings import ServerSettings
-from paged.server.tool_parsers.formats import TOOL_FORMATS, ToolFormat, detect_tool_format
+from paged.server.tool_parsers.formats import HARMONY, TOOL_FORMATS, ToolFormat, detect_tool_format
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +56,8 @@ def reasoning_format(settings: ServerSettings, template: str) -> ReasoningFormat
     Raises: ValueError for an unknown name.
     """
     name = settings.reasoning_parser
+    if name is None and tool_format(settings, template) is TOOL_FORMATS[HARMONY]:
+        name = HARMONY_REASONING  # without which nothing could be told apart
     if name == AUTO:
         name = detect_reasoning_format(template)
         logger.info("Reasoning parser, from the chat template: %s.", name)

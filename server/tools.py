@@ -60,6 +60,8 @@ class ToolUse:
     Attributes:
       make_parser: of one sample's text.
       structured_outputs: leaves the model nothing but calls, or but right ones; None: its own will.
+      is_forced: the answer is nothing but calls; of one that was cut, what is left over behind
+        them is no content.
       is_single: calls after the first are dropped.
       finish_reason: instead of "stop", for an answer with calls.
       make_id: of a call.
@@ -68,6 +70,7 @@ class ToolUse:
 
     make_parser: Callable[[], TextParser]
     structured_outputs: StructuredOutputs | None
+    is_forced: bool
     is_single: bool
     finish_reason: str
     make_id: Callable[[], str]
@@ -123,11 +126,12 @@ def tool_use(
     assert format is not None
     names = {tool.function.name for tool in tools if chosen in (None, tool.function.name)}
     called = [tool for tool in tools if tool.function.name in names]
-    is_single = chosen is not None or request.parallel_tool_calls is False
+    is_single = chosen is not None or request.parallel_tool_calls is False or format.is_single
     grammar = _Grammar(context, format, called, prefix)
     return ToolUse(
         make_parser=lambda: format.make_parser(names),
         structured_outputs=grammar.forced(is_single) if is_forced else grammar.strict(request),
+        is_forced=is_forced,
         is_single=is_single,
         finish_reason="stop" if chosen is not None else "tool_calls",
         make_id=_short_id if format.has_short_ids else _long_id,

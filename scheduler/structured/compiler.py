@@ -6,7 +6,6 @@ hostile grammar ends in an error after a bounded time; what it delays are other 
 
 import asyncio
 import concurrent.futures
-import functools
 import logging
 import threading
 import time
@@ -67,6 +66,7 @@ class GrammarCompiler:
       make_tokenizer: makes the library's tokenizer, which may take seconds; called once.
       num_words: int32 words of a mask.
       config: limits.
+      make_matcher: compiles a grammar in the language of the library.
       clock: monotonic seconds.
     """
 
@@ -76,11 +76,13 @@ class GrammarCompiler:
         *,
         num_words: int,
         config: StructuredOutputsConfig,
+        make_matcher: Callable[[LLTokenizer, str], LLMatcher] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._make_tokenizer = make_tokenizer
         self._num_words = num_words
         self._config = config
+        self._make_matcher = make_matcher or _make_matcher
         self._clock = clock
         self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS, "paged-grammar")
         self._lock = threading.Lock()
@@ -147,11 +149,11 @@ class GrammarCompiler:
         job = self._find(outputs)
         if isinstance(job, Grammar):
             return job
-        # Waits only: others may want the same, so the end of this wait must not cancel it.
-        await asyncio.wait([asyncio.shield(asyncio.wrap_future(self._get_tokenizer()))])
-        done = asyncio.wrap_future(job.future)
+        # `asyncio.wait` cancels nothing: others may wait for the same.
+        await asyncio.wait([_watched(self._get_tokenizer())])
+        done = _watched(job.future)
         while not done.done():
-            await asyncio.wait([asyncio.shield(done)], timeout=self._patience(job, outputs))
+            await asyncio.wait([done], timeout=self._patience(job, outputs))
         return done.result()
 
     def close(self) -> None:
@@ -233,9 +235,7 @@ class GrammarCompiler:
             raise outputs.refuse(f"does not work with this model's tokenizer: {error}") from None
 
     def _build(self, tokenizer: LLTokenizer, outputs: StructuredOutputs) -> Grammar:
-        matcher = LLMatcher(
-            tokenizer, grammar_text(outputs, self._config), log_level=0, limits=_limits()
-        )
+        matcher = self._make_matcher(tokenizer, grammar_text(outputs, self._config))
         # The first mask shows what compiling alone does not: a grammar too large to run, or one
         # that nothing matches. The copies have what was computed for it.
         mask = np.zeros(self._num_words, np.int32)
@@ -248,10 +248,17 @@ class GrammarCompiler:
         return Grammar(matcher)
 
 
-@functools.cache
-def _limits() -> LLParserLimits:
-    return LLParserLimits(
+def _watched[T](future: "concurrent.futures.Future[T]") -> asyncio.Future[T]:
+    """Return a future of the event loop; an error that nobody waits for any more is not logged."""
+    wrapped = asyncio.wrap_future(future)
+    wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return wrapped
+
+
+def _make_matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    limits = LLParserLimits(
         step_lexer_fuel=_STEP_LEXER_FUEL,
         max_lexer_states=_MAX_LEXER_STATES,
         verbose_errors=False,
     )
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)

@@ -5,7 +5,7 @@ it would ignore or overrule is looked at here.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from llguidance import LLMatcher, StructTag
@@ -14,6 +14,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from paged.scheduler.params import ParameterError
 from paged.scheduler.structured.config import StructuredOutputsConfig
 from paged.scheduler.structured.params import StructuredOutputs
+from paged.scheduler.structured.schemas import rewrite_schema
 
 _ANY_OBJECT = {"type": "object"}
 # Options for the library that a schema may carry; they could make it ignore what it cannot do.
@@ -26,19 +27,10 @@ def constraint_source(outputs: StructuredOutputs, config: StructuredOutputsConfi
     Raises: ParameterError if it is too long or nested too deeply.
     """
     value = getattr(outputs, outputs.kind)
-    if _depth_exceeds(value, config.max_depth):
-        raise outputs.refuse(
-            f"must not be nested deeper than {config.max_depth} levels (max_depth of the server's "
-            "structured_outputs_config)"
-        )
+    _check_limits(outputs, value, config)
     text = json.dumps(value, ensure_ascii=False)
-    num_bytes = len(text.encode("utf-8", "replace"))
-    if num_bytes > config.max_size:
-        raise outputs.refuse(
-            f"must not have more than {config.max_size} bytes (max_size of the server's "
-            f"structured_outputs_config) and has {num_bytes}"
-        )
-    return json.dumps([outputs.kind, text, sorted(_options(outputs, config).items())])
+    is_closed = outputs.disable_additional_properties
+    return json.dumps([outputs.kind, text, is_closed, sorted(_options(outputs, config).items())])
 
 
 def grammar_text(outputs: StructuredOutputs, config: StructuredOutputsConfig) -> str:
@@ -100,22 +92,9 @@ def _checked_schema(
         return {}
     if not isinstance(schema, Mapping):
         raise outputs.refuse("must be a JSON object")
-    schema = {name: value for name, value in schema.items() if name != _LIBRARY_OPTIONS}
-    if outputs.disable_additional_properties or config.disable_additional_properties:
-        schema = _closed(schema)
-    return dict(schema)
-
-
-def _closed(schema: Any) -> Any:
-    """Close all objects of a schema that do not say whether they are open (as the reference)."""
-    if isinstance(schema, Mapping):
-        closed = {name: _closed(value) for name, value in schema.items()}
-        if "properties" in closed or "patternProperties" in closed:
-            closed.setdefault("additionalProperties", False)
-        return closed
-    if isinstance(schema, list):
-        return [_closed(value) for value in schema]
-    return schema
+    is_closed = outputs.disable_additional_properties or config.disable_additional_properties
+    rewritten = rewrite_schema(schema, closes_objects=is_closed)
+    return {name: value for name, value in rewritten.items() if name != _LIBRARY_OPTIONS}
 
 
 def _from_tags(
@@ -144,23 +123,37 @@ def _from_tags(
     return StructTag.to_grammar(tags, assume_special=False)
 
 
-def _depth_exceeds(value: Any, limit: int) -> bool:
-    """Whether lists and objects are nested deeper than that; without recursion."""
+def _check_limits(outputs: StructuredOutputs, value: Any, config: StructuredOutputsConfig) -> None:
+    """Refuse what is too large before anything is done with it; without recursion."""
+    size = 0
     stack: list[tuple[Any, int]] = [(value, 0)]
     while stack:
         node, depth = stack.pop()
+        size += _num_bytes(node)
+        if isinstance(node, Mapping):
+            size += sum(map(_num_bytes, node))
         children = _children(node)
-        if children is None:
-            continue
-        if depth >= limit:
-            return True
+        if children and depth >= config.max_depth:
+            raise outputs.refuse(
+                f"must not be nested deeper than {config.max_depth} levels (max_depth of the "
+                "server's structured_outputs_config)",
+                value=f"more than {depth} levels",
+            )
+        if size > config.max_size:
+            raise outputs.refuse(
+                f"must not have more than {config.max_size} bytes (max_size of the server's "
+                "structured_outputs_config)",
+                value="more",
+            )
         stack.extend((child, depth + 1) for child in children)
-    return False
 
 
-def _children(node: Any) -> Iterator[Any] | None:
+def _num_bytes(node: Any) -> int:
+    """Return about how many bytes of JSON a value has without its children."""
+    return len(node.encode("utf-8", "replace")) + 2 if isinstance(node, str) else 2
+
+
+def _children(node: Any) -> Collection[Any]:
     if isinstance(node, Mapping):
-        return iter(node.values())
-    if isinstance(node, list | tuple):
-        return iter(node)
-    return None
+        return node.values()
+    return node if isinstance(node, list | tuple) else ()

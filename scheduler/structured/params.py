@@ -73,14 +73,19 @@ class StructuredOutputs:
         """Which of `KINDS` it uses."""
         return next(kind for kind in KINDS if getattr(self, kind) is not None)
 
-    def refuse(self, rule: str) -> ParameterError:
-        """Return the error that names this constraint, and the rule that it breaks."""
-        return self._error(self.kind, rule)
+    def refuse(self, rule: str, *, value: object = None) -> ParameterError:
+        """Return the error that names this constraint, and the rule that it breaks.
 
-    def _error(self, name: str, rule: str) -> ParameterError:
+        Args:
+          rule: what must be.
+          value: what is there, where the constraint itself is too long to be shown.
+        """
+        return self._error(self.kind, rule, value)
+
+    def _error(self, name: str, rule: str, value: object = None) -> ParameterError:
         is_whole = self.source != _SOURCE  # a field that says nothing else
         parameter = self.source if is_whole else f"{self.source}.{name}"
-        return ParameterError(parameter, getattr(self, name), rule)
+        return ParameterError(parameter, getattr(self, name) if value is None else value, rule)
 
     def _check_texts(self) -> None:
         for name in ("regex", "grammar", "whitespace_pattern"):

@@ -55,6 +55,18 @@ class TextParser(Protocol):
         ...
 
 
+class PlainText:
+    """Parser of text that is all content."""
+
+    def feed(self, text: str) -> list[Event]:
+        """Return the text as content."""
+        return [Content(text)] if text else []
+
+    def finish(self) -> list[Event]:
+        """Return nothing: nothing was held back."""
+        return []
+
+
 class EventLog:
     """Collects events in order; texts of the same kind that follow each other become one."""
 
@@ -66,6 +78,11 @@ class EventLog:
         """Note text of the answer."""
         if text:
             self._events.append(Content(text))
+
+    def reasoning(self, text: str) -> None:
+        """Note text of the reasoning."""
+        if text:
+            self._events.append(Reasoning(text))
 
     def start_call(self, name: str) -> None:
         """Note that a call begins."""

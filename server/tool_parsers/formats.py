@@ -3,11 +3,15 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from paged.server.tool_parsers.events import TextParser
+from paged.server.tool_parsers import harmony
+from paged.server.tool_parsers.events import PlainText, TextParser
 from paged.server.tool_parsers.framed import Frame, FramedCalls
 from paged.server.tool_parsers.grammar import CallForm
 from paged.server.tool_parsers.mistral import ARGUMENTS_MARK, FRAME, MistralCalls
 from paged.server.tool_parsers.pythonic import END_MARK, START_MARK, PythonicCalls
+
+HARMONY = "openai"
+"""The name of gpt-oss's format, in which calls and reasoning are one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +23,14 @@ class ToolFormat:
       marks: in the text; where one is a special token, special tokens have to stay in the text.
       forms: what a grammar demands where a call is required, by a mark that the vocabulary has to
         hold; "" is for the others.
+      is_single: an answer ends with its first call.
       has_short_ids: ids of calls are nine letters or digits, which the templates insist on.
     """
 
     make_parser: Callable[[Collection[str]], TextParser]
     marks: tuple[str, ...] = ()
     forms: Mapping[str, CallForm]
+    is_single: bool = False
     has_short_ids: bool = False
 
 
@@ -98,6 +104,19 @@ _PYTHONIC_FORMAT = ToolFormat(
     forms={},
 )
 
+# Its calls are told apart together with the reasoning, by the reasoning's parser.
+_HARMONY_FORMAT = ToolFormat(
+    make_parser=lambda names: PlainText(),
+    marks=harmony.MARKS,
+    forms={
+        "": CallForm(
+            before_name=f"{harmony.CHANNEL}commentary to=functions.",
+            after_name=f" {harmony.CONSTRAIN}json{harmony.MESSAGE}",
+        )
+    },
+    is_single=True,
+)
+
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "hermes": _HERMES_FORMAT,
     "qwen": _HERMES_FORMAT,
@@ -107,6 +126,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "pythonic": _PYTHONIC_FORMAT,
     "llama4_pythonic": _PYTHONIC_FORMAT,
     "olmo3": _PYTHONIC_FORMAT,
+    HARMONY: _HARMONY_FORMAT,
 }
 """Values of --tool-call-parser; the names are vLLM's, but for "qwen"."""
 
@@ -115,6 +135,8 @@ def detect_tool_format(template: str) -> str | None:
     """Return the name of the format that a chat template's own words describe, if one is known."""
     if "tools" not in template:
         return None
+    if all(mark in template for mark in (harmony.CHANNEL, harmony.MESSAGE)):
+        return HARMONY
     if "[TOOL_CALLS]" in template:
         return "mistral"
     if "<tool_call>" in template:

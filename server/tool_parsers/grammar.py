@@ -1,5 +1,6 @@
 """Grammars that leave a model nothing but calls: in its own format, arguments by their schemas."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -62,7 +63,11 @@ def call_grammar(
     start = ["prefix"] if prefix else []
     start += [spell(form.begin, mark_ids), "call"]
     if not is_single:
-        start.append(f"({spell(form.separator, mark_ids)} call)*")
+        separator = spell(form.separator, mark_ids)
+        start.append(f"({separator} call)*")
+        if form.separator.isspace():
+            # A model that has written it, as it would before any text, need not call once more.
+            start.append(f"{separator}?")
     start.append(spell(form.end, mark_ids))
     rules = [f"start: {' '.join(filter(None, start))}", *prefix]
     return "\n".join([*rules, *_call_rules(form, functions, mark_ids)]) + "\n"
@@ -79,16 +84,32 @@ def free_text_grammar(
 
     Takes what `call_grammar` takes; the form must have a mark.
     """
-    calls = "call"
     if form.begin:
+        form = dataclasses.replace(form, begin=form.begin.removeprefix(form.mark))
         more = f"({spell(form.separator, mark_ids)} call)*"
         calls = f"{spell(form.begin, mark_ids)} call {more} {spell(form.end, mark_ids)}"
+    else:
+        form = dataclasses.replace(form, before_name=form.before_name.removeprefix(form.mark))
+        calls = "call"
     rules = [
-        f"start: {'prefix ' if prefix else ''}TEXT ({calls} TEXT)*",
+        f"start: {'prefix ' if prefix else ''}(announcement {calls})* TEXT",
         *prefix,
-        f"TEXT: {text_without(form.mark)}",
+        *rules_up_to("announcement", form.mark, mark_ids),
+        f"TEXT: {_text_without(form.mark)}",
+        *_call_rules(form, functions, mark_ids),
     ]
-    return "\n".join([*rules, *_call_rules(form, functions, mark_ids)]) + "\n"
+    return "\n".join(rules) + "\n"
+
+
+def rules_up_to(name: str, mark: str, mark_ids: Mapping[str, int]) -> list[str]:
+    """Return the rules, the first of that name, of any text up to and with the first mark."""
+    if mark in mark_ids:
+        return [
+            f"{name}: {name.upper()} <[{mark_ids[mark]}]>",
+            f"{name.upper()}: {_text_without(mark)}",
+        ]
+    # The lexer takes as much as it can: a mark of many characters has to be part of the lexeme.
+    return [f"{name}[suffix={json.dumps(mark)}]: /(?s:.*)/"]
 
 
 def _call_rules(
@@ -104,7 +125,7 @@ def _call_rules(
     return rules
 
 
-def text_without(mark: str) -> str:
+def _text_without(mark: str) -> str:
     """Return the terminal of any text that does not hold a mark."""
     pattern = re.escape(mark).replace("/", r"\/")
     return f"/(?s:.*)/ & ~/(?s:.*){pattern}(?s:.*)/"

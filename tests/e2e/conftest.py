@@ -87,6 +87,7 @@ def make_engine(smollm: LoadedEngine) -> Iterator[Callable[..., Engine]]:
             tokenizer=shared.tokenizer,
             processor=shared.processor,
             async_scheduling=async_scheduling,
+            grammars=shared.grammars,
             tiers=tiers,
         )
 
@@ -131,3 +132,37 @@ def tiny_url(tiny_model: Path, tiny_config: EngineConfig) -> Iterator[str]:
     )
     with live_server(str(tiny_model), tiny_config, settings) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_model: Path, tiny_config: EngineConfig) -> Iterator[LoadedEngine]:
+    """The tiny llama, loaded and compiled once for all tests that can share it."""
+    loaded = load_engine(str(tiny_model), tiny_config, progress=False)
+    yield loaded
+    loaded.engine.close()
+
+
+@pytest.fixture
+def make_tiny(tiny: LoadedEngine) -> Callable[..., Engine]:
+    """Return engines that share the loaded tiny runner but have a scheduler of their own."""
+
+    def make(
+        *, num_blocks: int = 65, async_scheduling: bool = True, has_grammars: bool = True
+    ) -> Engine:
+        shared = tiny.engine
+        scheduler = Scheduler(
+            pool=BlockPool(num_blocks, 8),
+            max_num_seqs=16,
+            max_num_batched_tokens=64,
+            max_model_len=256,
+        )
+        return Engine(
+            scheduler=scheduler,
+            runner=shared.runner,
+            tokenizer=shared.tokenizer,
+            processor=shared.processor,
+            async_scheduling=async_scheduling,
+            grammars=shared.grammars if has_grammars else None,
+        )
+
+    return make

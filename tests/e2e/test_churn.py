@@ -13,6 +13,7 @@ from paged.models.compilation import CompilationCounter
 from paged.scheduler.async_engine import AsyncEngine
 from paged.scheduler.output import StepStats
 from paged.scheduler.params import SamplingParams
+from paged.scheduler.structured.params import StructuredOutputs
 
 NUM_REQUESTS = 200
 
@@ -55,6 +56,7 @@ def random_params(rng: random.Random) -> SamplingParams:
         min_tokens=rng.choice([0, 2]),
         max_tokens=rng.randint(2, 60),
         ignore_eos=rng.random() < 0.5,
+        structured_outputs=rng.choice([None, None, StructuredOutputs(regex="[a-d ]{3,40}")]),
     )
 
 

@@ -440,3 +440,60 @@ def test_shapes_do_not_depend_on_what_is_wanted(wanted: int, max_logprobs: int):
         "top_ids": (2, max_logprobs),
         "top_logprobs": (2, max_logprobs),
     }
+
+
+# Masks
+
+
+def pack(allowed: np.ndarray) -> np.ndarray:
+    """Bits of bool `[num_seqs, vocab_size]`, made by numpy."""
+    missing = -allowed.shape[1] % 32
+    bits = np.packbits(np.pad(allowed, ((0, 0), (0, missing))), axis=1, bitorder="little")
+    return np.ascontiguousarray(bits).view(np.int32)
+
+
+@pytest.mark.parametrize("vocab_size", [90, 1000, 8192])
+def test_masked_rows_take_what_is_allowed_as_if_there_were_nothing_else(vocab_size: int):
+    logits = random_logits(6, vocab_size, seed=11)
+    rng = np.random.default_rng(12)
+    allowed = rng.random(logits.shape) < 0.05
+    allowed[:, rng.integers(0, vocab_size, 3)] = True
+    allowed[0] = allowed[3] = True
+    temperature = np.array([0.0, 0.0, 1.5, 1.5, 0.7, 0.0])
+    fields = {"temperature": temperature, "top_p": 0.9, "top_k": 40}
+    batch = make_batch(6, uses_masks=1, wants_logprobs=1, **fields)
+    result = run(logits, batch, masks=pack(allowed), max_logprobs=3)
+    assert allowed[np.arange(6), result.token_ids].all()
+    masked = np.where(allowed, logits, -np.inf)
+    greedy = temperature == 0
+    np.testing.assert_array_equal(result.token_ids[greedy], masked.argmax(axis=1)[greedy])
+    # Forbidding by a mask is the same as logits of minus infinity; rows without one do not notice.
+    same = run(masked, make_batch(6, wants_logprobs=1, **fields), max_logprobs=3)
+    for name in ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs"):
+        np.testing.assert_array_equal(getattr(result, name), getattr(same, name))
+    expected = np.log(np.stack([softmax(row) for row in masked]))
+    own = expected[np.arange(6), result.token_ids]
+    np.testing.assert_allclose(result.logprobs, own, atol=1e-5)
+
+
+def test_masks_have_the_last_word_and_logprobs_know_nothing_else():
+    logits = random_logits(2, 500, seed=13)
+    allowed = np.zeros((2, 500), np.bool_)
+    allowed[:, [3, 77, 499]] = True
+    edits = {0: [(5, 100.0), (77, 100.0)], 1: [(5, 100.0)]}
+    batch = make_batch(2, edits=edits, uses_masks=1, wants_logprobs=1, temperature=1.0)
+    result = run(logits, batch, masks=pack(allowed), max_logprobs=3)
+    assert result.token_ids[0] == 77
+    assert result.token_ids[1] in (3, 77, 499)
+    masked = np.where(allowed, logits, -np.inf)
+    expected = np.log(np.stack([softmax(row) for row in masked]))
+    own = expected[np.arange(2), result.token_ids]
+    np.testing.assert_allclose(result.logprobs, own, atol=1e-5)
+    assert sorted(result.top_ids[0].tolist()) == [3, 77, 499]
+
+
+def test_masks_are_not_read_unless_they_are_used():
+    logits = random_logits(2, 100, seed=14)
+    nothing = pack(np.zeros((2, 100), np.bool_))
+    result = run(logits, make_batch(2), masks=nothing)
+    np.testing.assert_array_equal(result.token_ids, logits.argmax(axis=1))

@@ -80,6 +80,7 @@ class FakeEngine:
     refuse: Exception | None = None
     fail_after: int | None = None
     last_finish_reason: str = "length"
+    last_stop_reason: str | None = None
     health: Exception | None = None
 
     model_name = "tiny"
@@ -196,7 +197,8 @@ class FakeEngine:
 
     def _sample(self, index: int, params: SamplingParams) -> "_Sample":
         answer = self.answer if isinstance(self.answer, str) else self.answer(index)
-        return _Sample(index, answer.encode(), params, self.tokenizer, self.last_finish_reason)
+        last = self.last_finish_reason, self.last_stop_reason
+        return _Sample(index, answer.encode(), params, self.tokenizer, last)
 
     def _template(self) -> ChatTemplate | None:
         source = self.tokenizer.chat_template if self.chat_template is None else self.chat_template
@@ -221,7 +223,7 @@ class _Sample:
         answer: bytes,
         params: SamplingParams,
         tokenizer: Tokenizer,
-        length_reason: str,
+        last: tuple[str, str | None],
     ) -> None:
         self.index = index
         self.token_ids: list[int] = []
@@ -229,7 +231,7 @@ class _Sample:
         self._answer = answer
         self._params = params
         self._tokenizer = tokenizer
-        self._length_reason = length_reason
+        self._last = last
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""
         self._num_sent = 0
@@ -251,7 +253,7 @@ class _Sample:
             self._text += piece
             stop_reason = self._cut_at_stop_string()
         if self.finish_reason is None and len(self.token_ids) == self._params.max_tokens:
-            self.finish_reason = self._length_reason
+            self.finish_reason, stop_reason = self._last
         logprobs = None
         if self._params.logprobs is not None:
             logprobs = (self._position(token_id, piece or self._special(token_id)),)

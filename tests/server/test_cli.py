@@ -15,6 +15,7 @@ from paged.scheduler.config import EngineConfig
 from paged.scheduler.eviction.policies import DEFAULT_POLICY, POLICIES
 from paged.scheduler.prefix_cache import HASH_ALGORITHMS
 from paged.scheduler.request_queue import SCHEDULING_POLICIES
+from paged.scheduler.structured.config import StructuredOutputsConfig
 from paged.server import cli_errors
 from paged.server.cli import build_parser, main
 from paged.server.cli_errors import UserError, user_errors
@@ -92,6 +93,10 @@ FLAGS: dict[str, tuple[str, object]] = {
     "kv_offloading_path": ("/tmp/kv", "/tmp/kv"),
     "kv_offloading_disk_size": ("10", 10.0),
     "disable_hybrid_kv_cache_manager": ("yes", True),
+    "structured_outputs_config": (
+        '{"backend": "guidance", "max_size": 100}',
+        StructuredOutputsConfig(max_size=100),
+    ),
     "generation_config": ("vllm", "vllm"),
     "compilation_cache_dir": ("/tmp/x", "/tmp/x"),
     "native_cache_dir": ("/tmp/n", "/tmp/n"),
@@ -322,6 +327,14 @@ def test_sampling_fields_leave_out_what_was_not_given():
             f"(choose from {', '.join(map(repr, HASH_ALGORITHMS))})",
         ),
         (["serve", "--scheduling-policy", "x"], "(choose from 'fcfs', 'priority')"),
+        (
+            ["serve", "--structured-outputs-config", "{"],
+            "argument --structured-outputs-config: '{'",
+        ),
+        (["serve", "--structured-outputs-config", '{"depth": 3}'], "unknown 'depth'; known are"),
+        (["serve", "--structured-outputs-config", '{"max_size": "x"}'], "Expected `int`"),
+        (["serve", "--structured-outputs-config", '{"max_depth": 0}'], "must be above 0"),
+        (["serve", "--structured-outputs-config", '{"backend": "outlines"}'], "is guidance"),
         (["serve", "--kv-offloading-size", "4G"], "'4G' is no number of GiB; write 4 or 0.5"),
     ],
 )

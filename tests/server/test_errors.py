@@ -127,15 +127,6 @@ def test_bad_type_names_its_path(path, fields, param):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("structured_outputs", {"choice": ["a"]}),
-        ("structured_outputs", {}),
-        ("guided_json", {}),
-        ("guided_regex", "a"),
-        ("guided_choice", ["a"]),
-        ("guided_grammar", "a"),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema"}),
-        ("response_format", {"type": "structural_tag"}),
         ("prompt_logprobs", 0),
         ("prompt_logprobs", 1),
         ("prompt_logprobs", -1),
@@ -178,7 +169,7 @@ def test_neutral_and_unknown_values_are_accepted(fields):
 def test_unknown_response_format_lists_the_known_ones():
     error = error_of(COMPLETIONS, {**PROMPT, "response_format": {"type": "yaml"}})
     assert error["param"] == "response_format"
-    assert "'json_schema'" in error["message"]
+    assert "json_schema" in error["message"]
 
 
 def test_suffix_and_embeddings_are_refused_for_completions():

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from paged.server.reasoning import (
     REASONING_FORMATS,
-    ReasoningFormat,
+    MarkedReasoning,
     ReasoningParser,
     detect_reasoning_format,
 )
@@ -32,7 +32,7 @@ EXAMPLES = [
 ]
 
 
-def parser(format: ReasoningFormat, prompt: str | None) -> ReasoningParser:
+def parser(format: MarkedReasoning, prompt: str | None) -> ReasoningParser:
     return ReasoningParser(format, format.state_after(prompt))
 
 

@@ -109,6 +109,7 @@ THINKING = {**HERMES, "reasoning_parser": "qwen3"}
         (F_CALL, HERMES, {}),
         (f"See:\n{F_CALL}\n{G_CALL}", HERMES, {}),
         ("Text only.", HERMES, {}),
+        (F_CALL + "\n<tool_call>\n{", HERMES, {"tool_choice": "required"}),
         (F_CALL, HERMES, {"max_tokens": 45}),  # ends within the arguments
         (F_CALL, HERMES, {"max_tokens": 20}),  # ends before it is a call
         (f"{F_CALL}\n{G_CALL}", HERMES, {"parallel_tool_calls": False}),
@@ -144,6 +145,14 @@ def test_cut_call_says_that_it_was_cut():
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": '
     choice = choice_of(F_CALL, max_tokens=20)
     assert (choice["finish_reason"], choice["message"]["content"]) == ("length", F_CALL[:20])
+
+
+def test_demanded_calls_have_no_content_beside_them():
+    answer = f'{F_CALL}\n<tool_call>\n{{"name": '
+    for choice, content in [("required", None), ("auto", '\n<tool_call>\n{"name": ')]:
+        message = choice_of(answer, tool_choice=choice, max_tokens=len(answer))["message"]
+        assert len(message["tool_calls"]) == 1
+        assert message["content"] == content
 
 
 def test_only_one_call_where_parallel_ones_are_not_wanted():

@@ -1,0 +1,85 @@
+"""Schemas are rewritten to be no wider than they were, and nothing else changes."""
+
+import datetime
+import json
+import random
+
+import pytest
+
+from paged.scheduler.structured.params import StructuredOutputs
+from paged.scheduler.structured.schemas import rewrite_schema
+from tests.scheduler.structured.test_compiler import (  # noqa: F401 - a fixture
+    EOS,
+    accepts,
+    allowed,
+    compiler,
+)
+
+
+def test_what_only_looks_like_a_schema_is_left_alone():
+    schema = {
+        "properties": {"const": {"format": "date"}, "format": {"const": {"properties": {}}}},
+        "required": ["format"],
+        "default": {"format": "date"},
+        "items": [{"uniqueItems": False}, True],
+        "examples": [{"properties": {}}],
+    }
+    before = json.dumps(schema)
+    rewritten = rewrite_schema(schema, closes_objects=True)
+    assert json.dumps(schema) == before
+    assert set(rewritten["properties"]["const"]) == {"pattern"}
+    assert rewritten["properties"]["format"] == {"const": {"properties": {}}}
+    assert rewritten["default"] == {"format": "date"}
+    assert rewritten["items"] == [{}, True]
+    assert rewritten["examples"] == [{"properties": {}}]
+    assert rewritten["additionalProperties"] is False
+
+
+def test_open_objects_stay_open():
+    schema = {"properties": {}, "additionalProperties": {"properties": {}}}
+    assert rewrite_schema(schema, closes_objects=False) == schema
+    closed = rewrite_schema(schema, closes_objects=True)
+    assert closed["additionalProperties"] == {"properties": {}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2024-02-29", True),
+        ("2023-02-29", False),
+        ("1900-02-29", False),
+        ("2000-02-29", True),
+        ("0000-02-28", False),
+        ("0000-02-29", False),
+        ("0004-02-29", True),
+        ("1000-01-01", True),
+        ("2023-04-31", False),
+        ("2023-12-31", True),
+        ("9999-11-30", True),
+    ],
+)
+def test_dates(compiler, text, expected):  # noqa: F811
+    wanted = {"json": {"type": "string", "format": "date"}}
+    assert accepts(compiler, f'"{text}"', **wanted) is expected
+    wanted = {"json": {"type": "string", "format": "date-time"}}
+    assert accepts(compiler, f'"{text}T23:59:59.5+01:30"', **wanted) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "parse"),
+    [
+        ("date", datetime.date.fromisoformat),
+        ("time", datetime.time.fromisoformat),
+        ("date-time", datetime.datetime.fromisoformat),
+    ],
+)
+def test_every_moment_can_be_parsed(compiler, name, parse):  # noqa: F811
+    grammar = compiler.compile(StructuredOutputs(json={"type": "string", "format": name}))
+    rng = random.Random(3)
+    for _ in range(100):
+        state, output = grammar.start(jumps=False), bytearray()
+        while not state.is_over:
+            token = rng.choice(sorted(allowed(state) - {EOS}))
+            assert state.accept(token)
+            output.append(token)
+        parse(json.loads(output))
