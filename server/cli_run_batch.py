@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import contextlib
 import pathlib
 import uuid
 from collections.abc import Iterable, Iterator
@@ -48,12 +47,14 @@ def run(args: argparse.Namespace) -> int:
             return 0
         file = output.open("ab")
     counts = _Counts(num_skipped=len(requests) - len(waiting))
-    with (
-        file,
-        contextlib.closing(
-            tqdm(total=len(requests), initial=counts.num_skipped, desc="Batch", unit="request")
-        ) as bar,
-    ):
+    bar = tqdm(
+        total=len(requests),
+        initial=counts.num_skipped,
+        desc="Batch",
+        unit="request",
+        disable=None,  # where standard error is no terminal
+    )
+    with file, bar:
         asyncio.run(_answer_all(args, waiting, _Output(file, bar, counts)))
     _report(counts)
     return 0

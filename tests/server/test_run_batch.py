@@ -1,12 +1,19 @@
 """`paged run-batch`: lines in, lines out, resumed where it ended, errors line by line."""
 
+import asyncio
+import contextlib
+import http.server
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paged.server import cli_engine
 from paged.server.cli import main
+from tests.server.fake_engine import FakeEngine
 from tests.server.process import fake_server
 
 ANSWER = "The answer is 42."
@@ -151,3 +158,66 @@ def test_concurrency_must_be_positive(tmp_path, capsys):
     with pytest.raises(SystemExit):
         run_batch(tmp_path / "in", tmp_path / "out", "http://x", "--max-concurrency", "0")
     assert "at least 1" in capsys.readouterr().err
+
+
+@contextlib.contextmanager
+def scripted(answers: list[tuple[int, bytes]]) -> Iterator[str]:
+    """Yield the URL of a server that gives these answers, one after another."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            status, body = answers.pop(0)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_full_server_is_asked_again(tmp_path):
+    source = write(tmp_path / "in.jsonl", [line("a")])
+    with scripted([(429, b"{}"), (200, b'{\n "spelt": "over lines"\n}')]) as url:
+        assert run_batch(source, tmp_path / "out.jsonl", url) == 0
+    result = read(tmp_path / "out.jsonl")["a"]
+    assert result["response"]["body"] == {"spelt": "over lines"}
+
+
+def test_a_server_that_is_gone_ends_the_run_and_leaves_the_rest_to_the_next(tmp_path, capsys):
+    source = write(tmp_path / "in.jsonl", [line("a"), line("b"), line("c")])
+    output = tmp_path / "out.jsonl"
+    dead = b'{"error": {"message": "The engine has failed."}}'
+    with scripted([(200, b"{}"), (503, dead)]) as url:
+        assert run_batch(source, output, url, "--max-concurrency", "1") == 1
+    assert "The engine has failed. Run the command again" in capsys.readouterr().err
+    assert set(read(output)) == {"a"}
+
+
+def test_an_answer_that_is_no_json_is_kept_as_a_text(tmp_path):
+    source = write(tmp_path / "in.jsonl", [line("a")])
+    with scripted([(502, b"<html>")]) as url:
+        assert run_batch(source, tmp_path / "out.jsonl", url) == 0
+    result = read(tmp_path / "out.jsonl")["a"]
+    assert result["response"]["body"] == "<html>"
+    assert "status 502: <html>" in result["error"]["message"]
+
+
+def test_a_private_server_goes_by_the_names_of_the_lines():
+    async def ask() -> int:
+        async with cli_engine.serve_privately(FakeEngine(), ("gpt-x",)) as client:
+            body = b'{"model": "gpt-x", "prompt": "Hi"}'
+            status, _ = await client.post("completions", body, request_id="r")
+            return status
+
+    assert asyncio.run(ask()) == 200
