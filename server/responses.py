@@ -28,6 +28,7 @@ from paged.server.response_answers import (
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
+    ReasoningItem,
     ResponseAnswer,
     ResponseCompleted,
     ResponseCreated,
@@ -49,6 +50,7 @@ from paged.server.response_request import (
 )
 from paged.server.response_store import StoredResponse
 from paged.server.streaming import send_events
+from paged.server.text_codec import encode
 from paged.server.tool_parsers.events import Content, Event
 from paged.server.tools import check_tools
 from paged.server.unsupported import refuse_unsupported
@@ -217,7 +219,7 @@ class _Run:
                     yield self._items.feed(self._read(delta), self._logprobs(delta))
         is_complete = finish_reason == "stop"
         closing = self._items.finish(is_complete=is_complete)
-        self._complete(is_complete=is_complete)
+        await self._complete(is_complete=is_complete)
         kind = ResponseCompleted if is_complete else ResponseIncomplete
         yield [*closing, kind(response=self._response)]
 
@@ -228,7 +230,7 @@ class _Run:
         events = self._reader.feed(delta.text)
         return events + self._reader.finish() if delta.finish_reason else events
 
-    def _complete(self, *, is_complete: bool) -> None:
+    async def _complete(self, *, is_complete: bool) -> None:
         response, usage = self._response, self._generation.usage.body()
         response.status = "completed" if is_complete else "incomplete"
         if not is_complete:
@@ -239,7 +241,7 @@ class _Run:
             input_tokens=usage["prompt_tokens"],
             input_tokens_details=InputTokensDetails(**usage["prompt_tokens_details"]),
             output_tokens=usage["completion_tokens"],
-            output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=await self._num_thoughts()),
             total_tokens=usage["total_tokens"],
         )
         if response.store:
@@ -247,6 +249,13 @@ class _Run:
             num_bytes = self._num_bytes + len(msgspec.json.encode(response))
             stored = StoredResponse(response, (*self._messages, *said), num_bytes)
             self._generation.context.responses.put(self._tenant, stored)
+
+    async def _num_thoughts(self) -> int:
+        """Return how many tokens the thoughts take, as the tokenizer spells their text."""
+        items = [item for item in self._items.output if isinstance(item, ReasoningItem)]
+        texts = [part.text for item in items for part in item.content]
+        tokenizer = self._generation.context.engine.tokenizer
+        return sum(map(len, await encode(tokenizer, texts, add_special_tokens=False)))
 
     def _logprobs(self, delta: CompletionOutput) -> list[PositionLogprobs]:
         if not (wants_logprobs(self._request) and self._shows_tokens and delta.logprobs):

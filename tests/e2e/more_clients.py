@@ -25,7 +25,7 @@ TOOL = {
 
 
 def langchain(url: str) -> dict[str, Any]:
-    chat = ChatOpenAI(base_url=url, api_key="none", model="tiny", max_tokens=40, max_retries=0)
+    chat = ChatOpenAI(base_url=url, api_key="none", model="tiny", max_tokens=100, max_retries=0)
     chunks = list(chat.stream("Hi", stream_usage=True))
     caller = chat.bind_tools([TOOL], tool_choice="required")
     called = caller.invoke("Hi")
@@ -52,7 +52,7 @@ def lite(url: str) -> dict[str, Any]:
         "api_base": url,
         "api_key": "none",
         "messages": [{"role": "user", "content": "Hi"}],
-        "max_tokens": 40,
+        "max_tokens": 100,
     }
     options = {"include_usage": True}
     chunks = list(litellm.completion(**common, stream=True, stream_options=options))

@@ -30,7 +30,7 @@ def test_langchain_and_litellm_stream_call_tools_and_get_json(tiny_url):
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     for client in ("langchain", "litellm"):
-        assert 1 <= seen[client]["tokens"] <= 40
+        assert 1 <= seen[client]["tokens"] <= 100
         assert seen[client]["call"] == seen[client]["streamed_call"] == ["weather", {}]
         assert seen[client]["verdict"] in ("yes", "no")
     assert seen["langchain"]["vectors"] == [64, 64]

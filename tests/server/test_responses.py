@@ -353,3 +353,4 @@ def test_thoughts_are_an_item_of_their_own_and_can_be_sent_back():
     assert (thought["type"], thought["content"][0]["text"]) == ("reasoning", "hm")
     assert message["content"][0]["text"] == "so"
     assert answers[1]["status"] == "completed"
+    assert answers[0]["usage"]["output_tokens_details"] == {"reasoning_tokens": len("hm")}
