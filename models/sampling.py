@@ -38,8 +38,9 @@ def sample(
 ) -> SampledTokens:
     """Draw one token per row.
 
-    The stages, in this order: allow-list and edits, penalties, masks, temperature, min-p, top-k,
-    top-p, the draw. Greedy rows (temperature 0) take the first largest logit after the masks.
+    The stages, in this order: masks, allow-list and edits, penalties, temperature, min-p, top-k,
+    top-p, the draw. Greedy rows (temperature 0) take the first largest logit after the penalties.
+    What one stage has forbidden none of the next can allow.
     Log probabilities are of the masked logits before the other stages, as in the reference.
 
     Args:
@@ -61,10 +62,12 @@ def sample(
     raw = compute_logits()
     vocab_size = raw.shape[1]
     uses_edits, uses_penalties = _uses_edits(batch, vocab_size), _uses_penalties(batch)
-    logits = _change_if(uses_edits, lambda x: _edit(x, batch), raw)
-    logits = _change_if(uses_penalties, lambda x: _penalise(x, batch, history(), positions), logits)
     uses_masks = batch.uses_masks[0] > 0
-    logits = _change_if(uses_masks, lambda x: _forbid(x, masks), logits)
+    # In one branch: each costs a GPU a launch of its own, whether it is taken or not.
+    logits = _change_if(
+        uses_edits | uses_masks, lambda x: _edit(_forbid(x, masks, uses_masks), batch), raw
+    )
+    logits = _change_if(uses_penalties, lambda x: _penalise(x, batch, history(), positions), logits)
     # Not in a branch even if all rows are greedy: XLA:CPU keeps branches to one thread.
     token_ids = _draw(logits, batch, positions)
     # A row without any possible token, or with NaN, would end in the padding of the last block.
@@ -72,9 +75,7 @@ def sample(
 
     def report() -> SampledTokens:
         def compute_masked() -> Array:
-            forbid = functools.partial(_forbid, masks=masks)
-            masked: Array = lax.cond(uses_masks, forbid, lambda x: x, compute_logits())
-            return masked
+            return _forbid(compute_logits(), masks, uses_masks)
 
         is_changed = uses_edits | uses_penalties
         unchanged = lax.cond(is_changed, lambda _: compute_masked(), lambda x: x, logits)
@@ -121,11 +122,11 @@ def mask_words(vocab_size: int) -> int:
     return -(-vocab_size // _MASK_BITS)
 
 
-def _forbid(logits: Array, masks: Array) -> Array:
-    """Forbid the tokens whose bit is 0."""
+def _forbid(logits: Array, masks: Array, is_used: Array) -> Array:
+    """Forbid the tokens whose bit is 0, if masks are used."""
     bits = (masks[:, :, None] >> jnp.arange(_MASK_BITS, dtype=jnp.int32)[None, None, :]) & 1
     is_allowed = bits.reshape(logits.shape[0], -1)[:, : logits.shape[1]] > 0
-    return jnp.where(is_allowed, logits, -jnp.inf)
+    return jnp.where(is_allowed | ~is_used, logits, -jnp.inf)
 
 
 def _uses_penalties(batch: SamplingBatch) -> Array:

@@ -232,7 +232,8 @@ def test_a_bad_grammar_harms_nobody(tiny_model, tiny_config):
         first = asyncio.create_task(anext(stream))
         await asyncio.sleep(0)  # it waits for its grammar
         engine.abort("gone")
-        return (await first).outputs[0].finish_reason
+        outputs = [await first, *[output async for output in stream]]
+        return outputs[-1].outputs[0].finish_reason
 
     async def run() -> None:
         engine = await AsyncEngine.create(str(tiny_model), tiny_config, progress=False)

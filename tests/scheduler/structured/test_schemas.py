@@ -8,12 +8,7 @@ import pytest
 
 from paged.scheduler.structured.params import StructuredOutputs
 from paged.scheduler.structured.schemas import rewrite_schema
-from tests.scheduler.structured.test_compiler import (  # noqa: F401 - a fixture
-    EOS,
-    accepts,
-    allowed,
-    compiler,
-)
+from tests.scheduler.structured.grammars import EOS, accepts, allowed
 
 
 def test_what_only_looks_like_a_schema_is_left_alone():
@@ -58,7 +53,7 @@ def test_open_objects_stay_open():
         ("9999-11-30", True),
     ],
 )
-def test_dates(compiler, text, expected):  # noqa: F811
+def test_dates(compiler, text, expected):
     wanted = {"json": {"type": "string", "format": "date"}}
     assert accepts(compiler, f'"{text}"', **wanted) is expected
     wanted = {"json": {"type": "string", "format": "date-time"}}
@@ -73,7 +68,7 @@ def test_dates(compiler, text, expected):  # noqa: F811
         ("date-time", datetime.datetime.fromisoformat),
     ],
 )
-def test_every_moment_can_be_parsed(compiler, name, parse):  # noqa: F811
+def test_every_moment_can_be_parsed(compiler, name, parse):
     grammar = compiler.compile(StructuredOutputs(json={"type": "string", "format": name}))
     rng = random.Random(3)
     for _ in range(100):
