@@ -49,6 +49,7 @@ def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> w
     document = openapi_document(routes, with_keys=bool(settings.api_keys))
     app[DOCUMENT] = msgspec.json.encode(document)
     app.cleanup_ctx.append(observe_engine)
+    app.on_shutdown.append(end_background)
     return app
 
 
@@ -85,6 +86,11 @@ async def observe_engine(app: web.Application) -> AsyncIterator[None]:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
+
+
+async def end_background(app: web.Application) -> None:
+    """End the responses that nobody waits for."""
+    await app[CONTEXT].response_tasks.close()
 
 
 def slash_middleware() -> Middleware:

@@ -14,6 +14,7 @@ from paged.server.metrics import EngineMetrics
 from paged.server.output_formats import reasoning_format, tool_format
 from paged.server.reasoning import ReasoningFormat
 from paged.server.response_store import ResponseStore
+from paged.server.response_tasks import ResponseTasks
 from paged.server.sampling import sampling_defaults
 from paged.server.settings import ServerSettings
 from paged.server.tool_parsers.formats import ToolFormat
@@ -41,6 +42,7 @@ class ServerContext:
       metrics: fed by the engine.
       fingerprint: `system_fingerprint` of the answers; changes with version, model and settings.
       responses: of /v1/responses, for their successors.
+      response_tasks: those that run in the background.
       max_token_chars: characters of the longest token, for a bound on the tokens of a text.
       created: `created` of the model cards, Unix seconds.
       is_draining: the server is about to stop and takes no new requests.
@@ -56,6 +58,7 @@ class ServerContext:
     metrics: EngineMetrics
     fingerprint: str
     responses: ResponseStore
+    response_tasks: ResponseTasks
     max_token_chars: int
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
@@ -116,6 +119,7 @@ def make_context(engine: "AsyncEngine", settings: ServerSettings) -> ServerConte
         responses=ResponseStore(
             max_responses=settings.max_stored_responses, max_bytes=_MAX_STORED_BYTES
         ),
+        response_tasks=ResponseTasks(),
         # Byte-level vocabularies spell one character per byte, so this is never too small.
         max_token_chars=max(map(len, engine.tokenizer.backend.get_vocab())),
     )

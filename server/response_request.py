@@ -116,7 +116,6 @@ class ResponseRequest(Struct, kw_only=True):
 
 # Fields of the API that this server cannot do: what to do instead.
 _REMEDIES = {
-    "background": "Leave it out, and read the answer as it comes with stream: true.",
     "prompt": "Send its text as instructions or input.",
     "conversation": "Use previous_response_id, or send the whole conversation as input.",
     "max_tool_calls": "Leave it out; this server calls no tools by itself.",
@@ -146,6 +145,8 @@ def refuse_unsupported_fields(request: ResponseRequest) -> None:
     for field, remedy in _REMEDIES.items():
         if getattr(request, field) not in (None, False):
             raise ApiError(f"`{field}` is not supported by this version. {remedy}", param=field)
+    if request.background and request.stream:
+        raise ApiError("background cannot be streamed; send one of the two.", param="stream")
     if request.truncation == "auto":
         raise ApiError(
             "truncation 'auto' is not supported by this version. Send a shorter conversation.",

@@ -43,7 +43,10 @@ class ResponseStore:
         return self._max_responses > 0
 
     def put(self, tenant: str, stored: StoredResponse) -> None:
-        """Keep a response of a new id; what is larger than the whole store is not kept."""
+        """Keep a response, instead of an earlier state of it; not if it exceeds the whole store."""
+        earlier = self._stored.pop((tenant, stored.answer.id), None)
+        if earlier is not None:
+            self._num_bytes -= earlier.num_bytes
         if stored.num_bytes > self._max_bytes:
             return
         self._stored[tenant, stored.answer.id] = stored

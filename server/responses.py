@@ -1,5 +1,6 @@
 """/v1/responses: answers with a memory, made of the same conversations as chat completions."""
 
+import asyncio
 import contextlib
 import time
 import uuid
@@ -77,6 +78,8 @@ async def create_response(http_request: web.Request) -> web.StreamResponse:
         tenant=http_request.get(TENANT, ""),
         num_bytes=len(raw) + (earlier.num_bytes if earlier else 0),
     )
+    if request.background:
+        return json_response(run.start_in_background(context))
     if request.stream:
         return await send_events(http_request, run.events(), end=b"")
     return json_response(await run.answer())
@@ -90,26 +93,40 @@ async def show_response(request: web.Request) -> web.Response:
 
 async def delete_response(request: web.Request) -> web.Response:
     """Forget a stored response; those that followed it keep what they need of it."""
+    context, tenant = request.app[CONTEXT], request.get(TENANT, "")
     response_id = request.match_info["id"]
-    request.app[CONTEXT].responses.delete(request.get(TENANT, ""), response_id)
+    context.responses.get(tenant, response_id)
+    await context.response_tasks.cancel(tenant, response_id)
+    context.responses.delete(tenant, response_id)
     return json_response(DeletedResponse(id=response_id))
 
 
 async def cancel_response(request: web.Request) -> web.Response:
-    """Refuse: only responses in the background could be cancelled, and there are none."""
-    request.app[CONTEXT].responses.get(request.get(TENANT, ""), request.match_info["id"])
-    raise ApiError(
-        "Only a response with background: true can be cancelled, which this version does not "
-        "support; to end one that streams, close its connection."
-    )
+    """End a response that runs in the background; one that has ended stays as it is."""
+    context, tenant = request.app[CONTEXT], request.get(TENANT, "")
+    answer = context.responses.get(tenant, request.match_info["id"]).answer
+    if not answer.background:
+        raise ApiError(
+            "Only a response with background: true can be cancelled; to end one that streams, "
+            "close its connection."
+        )
+    await context.response_tasks.cancel(tenant, answer.id)
+    return json_response(context.responses.get(tenant, answer.id).answer)
 
 
 def _earlier(http_request: web.Request, request: ResponseRequest) -> StoredResponse | None:
     if request.previous_response_id is None:
         return None
-    return http_request.app[CONTEXT].responses.get(
+    stored = http_request.app[CONTEXT].responses.get(
         http_request.get(TENANT, ""), request.previous_response_id, param="previous_response_id"
     )
+    if stored.answer.status not in ("completed", "incomplete"):
+        raise ApiError(
+            f"The response {stored.answer.id} is {stored.answer.status}; only what was answered "
+            "can be gone on from.",
+            param="previous_response_id",
+        )
+    return stored
 
 
 async def _generation(
@@ -178,6 +195,31 @@ class _Run:
         self._response = _opening(generation, request)
         self._num_events = 0
 
+    def start_in_background(self, context: ServerContext) -> ResponseAnswer:
+        """Let it run without a connection, and return it as it is now.
+
+        Raises: ApiError if it would not be stored: nobody could ask for it.
+        """
+        response = self._response
+        if not response.store:
+            raise ApiError(
+                "background needs store: true, and a server with --max-stored-responses above 0.",
+                param="background",
+            )
+        context.responses.put(self._tenant, StoredResponse(response, (), self._num_bytes))
+        context.response_tasks.start(self._tenant, response.id, self._run_alone())
+        return response
+
+    async def _run_alone(self) -> None:
+        """Run to the end, which the stored response tells of, whatever it is."""
+        try:
+            await self.answer()
+        except asyncio.CancelledError:
+            self._response.status = "cancelled"
+            raise
+        except Exception as error:
+            self._fail(error)
+
     async def answer(self) -> ResponseAnswer:
         """Run to the end and return the whole response."""
         async with aclosing(self._steps()) as steps:
@@ -202,11 +244,14 @@ class _Run:
         except Exception as error:
             if not started or isinstance(error, ConnectionError):
                 raise
-            self._response.status = "failed"
-            self._response.output = self._items.output
-            message = to_api_error(error).message
-            self._response.error = ResponseError(code="server_error", message=message)
+            self._fail(error)
             yield self._encode([ResponseFailed(response=self._response)])
+
+    def _fail(self, error: Exception) -> None:
+        self._response.status = "failed"
+        self._response.output = self._items.output
+        message = to_api_error(error).message
+        self._response.error = ResponseError(code="server_error", message=message)
 
     async def _steps(self) -> AsyncGenerator[list[AnyEvent]]:
         """Yield what each output of the engine adds; `_response` is whole at the end."""
@@ -302,6 +347,7 @@ def _opening(generation: Generation, request: ResponseRequest) -> ResponseAnswer
             "effort": None if reasoning is None else reasoning.effort,
             "summary": None if reasoning is None else reasoning.summary,
         },
+        background=bool(request.background),
         store=request.store is not False and context.responses.is_enabled,
         instructions=request.instructions,
         max_output_tokens=request.max_output_tokens,

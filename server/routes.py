@@ -196,7 +196,7 @@ def _response_routes() -> list[Route]:
             method="POST",
             path="/v1/responses/{id}/cancel",
             handler=responses.cancel_response,
-            summary="Refuse: no response of this version can be cancelled.",
+            summary="End a response that runs in the background.",
             tag="responses",
             answer=response_answers.ResponseAnswer,
             parameters=(_RESPONSE,),

@@ -1,5 +1,6 @@
 """/v1/responses: bodies, the sequence of events, the memory, what is refused."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,7 +10,7 @@ from paged.server.response_items import ResponseItems
 from paged.server.settings import ServerSettings
 from paged.server.tool_parsers.events import CallArguments, CallStart, Content, Reasoning
 from tests.server.fake_engine import FakeEngine
-from tests.server.serving import Client, checked_error, error_of, ok, with_server
+from tests.server.serving import Client, checked_error, error_of, eventually, ok, with_server
 
 RESPONSES = "/v1/responses"
 ANSWER = "The answer is 42."
@@ -219,7 +220,8 @@ def test_calls_and_their_outputs_become_messages_of_the_template():
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"background": True}, "background", "stream: true"),
+        ({"background": True, "stream": True}, "stream", "cannot be streamed"),
+        ({"background": True, "store": False}, "background", "needs store: true"),
         ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
         ({"prompt": {"id": "p"}}, "prompt", "instructions or input"),
         ({"max_tool_calls": 1}, "max_tool_calls", "calls no tools"),
@@ -354,3 +356,60 @@ def test_thoughts_are_an_item_of_their_own_and_can_be_sent_back():
     assert message["content"][0]["text"] == "so"
     assert answers[1]["status"] == "completed"
     assert answers[0]["usage"]["output_tokens_details"] == {"reasoning_tokens": len("hm")}
+
+
+async def json_of(client: Client, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    async with client.request(method, path, json=body) as response:
+        return response.status, await response.json()
+
+
+def test_a_response_in_the_background_can_be_asked_for_until_it_is_there():
+    async def test(client: Client) -> None:
+        _, answer = await json_of(client, "POST", RESPONSES, {"input": "Hi", "background": True})
+        assert (answer["status"], answer["output"]) == ("in_progress", [])
+        path = f"{RESPONSES}/{answer['id']}"
+        early = {"input": "More", "previous_response_id": answer["id"]}
+        status, refusal = await json_of(client, "POST", RESPONSES, early)
+        assert "is in_progress" in checked_error(refusal, 400)["message"]
+        while answer["status"] == "in_progress":
+            await asyncio.sleep(0.01)
+            _, answer = await json_of(client, "GET", path)
+        assert answer["output"][0]["content"][0]["text"] == ANSWER
+        status, answer = await json_of(client, "POST", f"{path}/cancel")
+        assert (status, answer["status"]) == (200, "completed")
+        status, _ = await json_of(client, "POST", RESPONSES, early)
+        assert status == 200
+
+    with_server(test, FakeEngine(step_seconds=0.01))
+
+
+@pytest.mark.parametrize("end", ["cancel", "delete", "shutdown"])
+def test_a_response_in_the_background_is_ended_in_the_engine(end):
+    engine = FakeEngine(step_seconds=0.02)
+
+    async def test(client: Client) -> None:
+        _, answer = await json_of(client, "POST", RESPONSES, {"input": "Hi", "background": True})
+        path = f"{RESPONSES}/{answer['id']}"
+        await eventually(lambda: bool(engine.running))
+        if end == "cancel":
+            status, answer = await json_of(client, "POST", f"{path}/cancel")
+            assert (status, answer["status"]) == (200, "cancelled")
+        elif end == "delete":
+            assert (await json_of(client, "DELETE", path))[0] == 200
+            assert (await json_of(client, "GET", path))[0] == 404
+
+    with_server(test, engine)
+    assert len(engine.aborted) == 1
+    assert not engine.running
+
+
+def test_a_response_in_the_background_that_fails_says_why():
+    async def test(client: Client) -> None:
+        _, answer = await json_of(client, "POST", RESPONSES, {"input": "Hi", "background": True})
+        while answer["status"] == "in_progress":
+            await asyncio.sleep(0.01)
+            _, answer = await json_of(client, "GET", f"{RESPONSES}/{answer['id']}")
+        assert answer["status"] == "failed"
+        assert "scripted" in answer["error"]["message"]
+
+    with_server(test, FakeEngine(fail_after=3))
