@@ -71,6 +71,11 @@ class Checkpoint(ABC):
     def generation_config(self) -> dict[str, Any]:
         """The checkpoint's defaults for generation, with Hugging Face's keys; may be empty."""
 
+    @property
+    def pooling_modes(self) -> frozenset[str]:
+        """How it wants hidden states pooled into a vector, such as "lasttoken"; may be empty."""
+        return frozenset()
+
     @abstractmethod
     def open_source(self) -> TensorSource:
         """Return access to the tensors by name; raises `CheckpointError` if they are damaged."""
@@ -112,6 +117,17 @@ class DirectoryCheckpoint(Checkpoint):
     def generation_config(self) -> dict[str, Any]:
         """See `Checkpoint.generation_config`."""
         return read_json(self.path / "generation_config.json")
+
+    @cached_property
+    def pooling_modes(self) -> frozenset[str]:
+        """See `Checkpoint.pooling_modes`; what sentence-transformers keeps beside the model."""
+        modes = read_json(self.path / "1_Pooling" / "config.json").items()
+        matches = [
+            re.fullmatch(r"pooling_mode_(\w+?)(?:_tokens?)?", key)
+            for key, on in modes
+            if on is True
+        ]
+        return frozenset(match[1] for match in matches if match)
 
     def open_source(self) -> TensorSource:
         """See `Checkpoint.open_source`."""

@@ -18,12 +18,14 @@ class Batch(NamedTuple):
       is_greedy: every sequence that samples takes its likeliest token, and nothing else is wanted.
       wants_logprobs: some sequence wants log probabilities.
       uses_masks: some sequence takes its token from those that a mask allows.
+      wants_hidden: some sequence wants its final hidden state.
     """
 
     packed: np.ndarray
     is_greedy: bool
     wants_logprobs: bool
     uses_masks: bool = False
+    wants_hidden: bool = False
 
 
 class _Sequences(NamedTuple):
@@ -90,7 +92,9 @@ def build_batch(
     _fill_last_tokens(views, seqs, table, block_size)
     is_greedy = _fill_sampling(views, seqs, table)
     wants_logprobs, uses_masks = bool(views["wants_logprobs"][0]), bool(views["uses_masks"][0])
-    return Batch(packed, is_greedy, wants_logprobs, uses_masks)
+    # Of a prompt that goes on in a later step the row is of no use, but this is rare and cheap.
+    wants_hidden = bool(table.wants_hidden[seqs.batch_rows].any())
+    return Batch(packed, is_greedy, wants_logprobs, uses_masks, wants_hidden)
 
 
 def _fill_first_tokens(

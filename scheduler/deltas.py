@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from paged.scheduler.output import CompletionOutput, PositionLogprobs, RequestOutput
 
 
@@ -35,6 +37,7 @@ class Delta:
       index: which of the `n` samples.
       text, token_ids, logprobs, finish_reason, stop_reason: as in `CompletionOutput`.
       finished: it is the last of its request.
+      pooled: as in `RequestOutput`.
     """
 
     parent: ParentRequest
@@ -45,6 +48,7 @@ class Delta:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     finished: bool = False
+    pooled: np.ndarray | None = None
 
 
 def join(deltas: Sequence[Delta]) -> RequestOutput:
@@ -75,6 +79,7 @@ def join(deltas: Sequence[Delta]) -> RequestOutput:
         completions,
         last.finished,
         parent.num_cached_tokens,
+        last.pooled,
     )
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from paged.models.tokenizer import Tokenizer
 from paged.scheduler.admission import InputProcessor
 from paged.scheduler.deltas import Delta, join
@@ -292,6 +294,8 @@ class Engine:
     def _collect(self, step: "_InFlight") -> list[Delta]:
         """Wait for a dispatched step and return the deltas of its samples."""
         result = step.pending.result()
+        if result.hidden is not None:
+            _keep_pooled(step.scheduled, result.hidden)
         updates = self.scheduler.update(step.scheduled, result)
         self._stats.on_step(step.scheduled, updates)
         return self._outputs.process(updates, result.logprobs)
@@ -309,3 +313,10 @@ class Engine:
             self.grammars.close()
         if self._tiers is not None:
             self._tiers.close()
+
+
+def _keep_pooled(scheduled: SchedulerOutput, hidden: np.ndarray) -> None:
+    """Give the requests whose prompt ends in this step the vectors that they want."""
+    for row, vector in zip(scheduled.scheduled, hidden, strict=True):
+        if row.samples and row.request.params.is_pooled:
+            row.request.pooled = vector.copy()  # not the whole step's array

@@ -71,10 +71,13 @@ class ModelRunnerOutput:
     Attributes:
       token_ids: int32 `[num_scheduled]`; meaningful where the row samples.
       logprobs: None unless a row asked for log probabilities.
+      hidden: final hidden states where rows end, float32 `[num_scheduled, hidden_size]`; None
+        unless a row that samples wants its own (`SamplingParams.is_pooled`).
     """
 
     token_ids: np.ndarray
     logprobs: "RunnerLogprobs | None" = None
+    hidden: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,7 @@ class RequestOutput:
       finished: all samples of the request have ended.
       num_cached_tokens: prompt tokens taken from the prefix cache at first scheduling, by the
         sample that was the first to run: the later ones of n find what this one has computed.
+      pooled: float32 `[hidden_size]`, with the last output of a request for a vector.
     """
 
     request_id: str
@@ -159,6 +163,7 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     finished: bool
     num_cached_tokens: int = 0
+    pooled: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)

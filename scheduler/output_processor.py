@@ -227,6 +227,7 @@ class OutputProcessor:
             request.finish_reason.value,
             request.stop_reason,
             not parent.unfinished,
+            request.pooled,
         )
 
 

@@ -135,6 +135,11 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def is_pooled(self) -> bool:
+        """Whether a vector is wanted rather than tokens, see `PoolingParams`."""
+        return False
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """The stop strings, always as a tuple."""
         return self._stop
@@ -184,6 +189,24 @@ class SamplingParams:
         if isinstance(self.bad_words, str) or not all(isinstance(w, str) and w for w in words):
             raise ParameterError("bad_words", self.bad_words, "must hold non-empty strings")
         self._set("bad_words", words)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingParams(SamplingParams):
+    """Asks for the final hidden state of the prompt's last token instead of a text.
+
+    To the scheduler it is a request that ends with its prefill: one token, the likeliest, whatever
+    it is. The vector is `RequestOutput.pooled`.
+    """
+
+    temperature: float = 0.0
+    max_tokens: int | None = 1
+    ignore_eos: bool = True
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether a vector is wanted rather than tokens."""
+        return True
 
 
 def _check_integer(name: str, value: object, low: int, high: int | None = None) -> None:

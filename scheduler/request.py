@@ -88,6 +88,8 @@ class Request:
       num_cached_tokens: prefix-cache hit of the first scheduling; -1 before it.
       num_preemptions: times its blocks were taken away.
       finish_reason, stop_reason: set when it ends.
+      pooled: float32 `[hidden_size]`, the hidden state of its last prompt token once it is
+        computed, if `params` ask for it.
       queued_time, scheduled_time, first_token_time, last_token_time: monotonic seconds, 0 if not
         yet reached; preemption resets none of them.
     """
@@ -126,6 +128,7 @@ class Request:
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    pooled: np.ndarray | None = None
 
     queued_time: float = 0.0
     scheduled_time: float = 0.0

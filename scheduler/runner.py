@@ -47,11 +47,14 @@ class DeviceStep:
       token_ids: int32 `[at least num_scheduled]`; None of a step without sequences.
       num_scheduled: sequences of the step.
       logprobs: the samples with their log probabilities, if some sequence wants them.
+      hidden: final hidden states, `[at least num_scheduled, hidden_size]`, if some sequence wants
+        its own.
     """
 
     token_ids: jax.Array | None
     num_scheduled: int
     logprobs: SampledTokens | None = None
+    hidden: jax.Array | None = None
 
     def result(self) -> ModelRunnerOutput:
         """Return the sampled tokens, waiting for them if need be."""
@@ -59,15 +62,18 @@ class DeviceStep:
             return ModelRunnerOutput(np.zeros(0, np.int32))
         rows = slice(0, self.num_scheduled)
         token_ids = np.asarray(self.token_ids)[rows]
+        hidden = None
+        if self.hidden is not None:
+            hidden = np.asarray(self.hidden)[rows].astype(np.float32)
         if self.logprobs is None:
-            return ModelRunnerOutput(token_ids)
+            return ModelRunnerOutput(token_ids, hidden=hidden)
         logprobs = RunnerLogprobs(
             sampled=np.asarray(self.logprobs.logprobs)[rows],
             ranks=np.asarray(self.logprobs.ranks)[rows],
             top_ids=np.asarray(self.logprobs.top_ids)[rows],
             top=np.asarray(self.logprobs.top_logprobs)[rows],
         )
-        return ModelRunnerOutput(token_ids, logprobs)
+        return ModelRunnerOutput(token_ids, logprobs, hidden)
 
 
 class ModelRunner:
@@ -247,11 +253,12 @@ class ModelRunner:
             )
             token_ids = samples.token_ids
         logprobs = samples if batch.wants_logprobs else None
+        wanted = hidden if batch.wants_hidden else None
         if not self._is_host:
             # Queued behind the step, so that the tokens are here when somebody asks.
-            for array in jax.tree.leaves((token_ids, logprobs)):
+            for array in jax.tree.leaves((token_ids, logprobs, wanted)):
                 array.copy_to_host_async()
-        return DeviceStep(token_ids, num_seqs, logprobs)
+        return DeviceStep(token_ids, num_seqs, logprobs, wanted)
 
 
 class _Forward(NamedTuple):

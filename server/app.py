@@ -7,15 +7,17 @@ import re
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from yarl import URL
 
-from paged.server import chat, completions, operations, tokenization
 from paged.server.auth import auth_middleware
 from paged.server.context import CONTEXT, make_context
 from paged.server.errors import error_middleware
 from paged.server.log_stats import LogStats
+from paged.server.openapi import DOCUMENT, openapi_document
+from paged.server.routes import make_routes
 from paged.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -42,25 +44,12 @@ def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> w
         client_max_size=settings.client_max_size,
     )
     app[CONTEXT] = make_context(engine, settings)
-    app.add_routes(
-        [
-            web.get("/v1/models", operations.list_models),
-            web.get("/v1/models/{model:.+}", operations.show_model),
-            web.post("/v1/completions", completions.completions),
-            web.post("/v1/chat/completions", chat.chat_completions),
-            web.post("/tokenize", tokenization.tokenize),
-            web.post("/detokenize", tokenization.detokenize),
-            web.get("/health", operations.health),
-            web.get("/ping", operations.health),
-            web.post("/ping", operations.health),
-            web.get("/version", operations.version),
-            web.get("/load", operations.load),
-            web.get("/metrics", operations.metrics),
-        ]
-    )
-    if settings.dev_mode:
-        app.router.add_post("/reset_prefix_cache", operations.reset_prefix_cache)
+    routes = make_routes(settings)
+    app.add_routes([route.definition() for route in routes])
+    document = openapi_document(routes, with_keys=bool(settings.api_keys))
+    app[DOCUMENT] = msgspec.json.encode(document)
     app.cleanup_ctx.append(observe_engine)
+    app.on_shutdown.append(end_background)
     return app
 
 
@@ -97,6 +86,11 @@ async def observe_engine(app: web.Application) -> AsyncIterator[None]:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
+
+
+async def end_background(app: web.Application) -> None:
+    """End the responses that nobody waits for."""
+    await app[CONTEXT].response_tasks.close()
 
 
 def slash_middleware() -> Middleware:

@@ -39,10 +39,10 @@ async def chat_completions(http_request: web.Request) -> web.StreamResponse:
     check_tools(request)
     check_stream_options(request)
     handling = handling_of(http_request, request)
-    num_logprobs = _num_logprobs(request)
+    num_logprobs = num_logprobs_of(request)
     prompt = await chat_prompt(context, request)
     format = answer_format(context, request, prompt)
-    params = _params(context, request, prompt, num_logprobs)
+    params = chat_params(context, request, prompt, num_logprobs)
     generation = Generation(
         context=context,
         request=request,
@@ -56,9 +56,10 @@ async def chat_completions(http_request: web.Request) -> web.StreamResponse:
     return json_response(await _body(generation, request, format))
 
 
-def _params(
+def chat_params(
     context: ServerContext, request: ChatCompletionRequest, prompt: Prompt, num_logprobs: int | None
 ) -> SamplingParams:
+    """Return the engine's parameters of a conversation's answer."""
     requested = request.max_completion_tokens
     if requested is None:
         requested = request.max_tokens
@@ -79,7 +80,7 @@ def _params(
     )
 
 
-def _num_logprobs(request: ChatCompletionRequest) -> int | None:
+def num_logprobs_of(request: ChatCompletionRequest) -> int | None:
     """Return the alternatives per token, None if log probabilities are not wanted."""
     top = request.top_logprobs or 0
     if not 0 <= top <= MAX_LOGPROBS:

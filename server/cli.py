@@ -1,4 +1,4 @@
-"""The `paged` command: `serve`, `chat`, `generate`, `compile`, `simulate`, `bench`, `build-native`.
+"""The `paged` command: `serve`, `chat`, `generate`, `run-batch`, `compile`, `simulate` and more.
 
 Parsing needs neither JAX nor aiohttp, so that `paged --help` answers at once; each command imports
 what it needs when it runs. The files `cli*.py` are the only ones that read the environment.
@@ -17,6 +17,7 @@ from paged.server.cli_engine_options import add_engine_options, add_native_cache
 from paged.server.cli_errors import UserError
 from paged.server.cli_options import (
     HelpFormatter,
+    add_batch_options,
     add_client_options,
     add_sampling_options,
     add_server_options,
@@ -42,6 +43,7 @@ _COMMANDS = {
     "serve": "paged.server.cli_serve",
     "chat": "paged.server.cli_chat",
     "generate": "paged.server.cli_generate",
+    "run-batch": "paged.server.cli_run_batch",
     "compile": "paged.server.cli_compile",
     "simulate": "paged.server.cli_simulate",
     "bench": "paged.server.cli_bench",
@@ -106,6 +108,12 @@ def build_parser() -> argparse.ArgumentParser:
     add_engine_options(
         generate, log_level="warning", max_num_seqs=FEW_SEQS, prefix_cache_policy="lookahead"
     )
+
+    run_batch = _add_command(commands, "run-batch", "answer the requests of a batch file")
+    add_batch_options(run_batch)
+    add_client_options(run_batch)
+    # As above; many requests are there at once, so the limit on sequences stays.
+    add_engine_options(run_batch, log_level="warning", prefix_cache_policy="lookahead")
 
     compile_command = _add_command(
         commands, "compile", "export a model's programs, for `serve --artifact`"

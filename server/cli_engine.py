@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from paged.scheduler.config import EngineConfig
@@ -48,11 +48,17 @@ async def start_engine(args: argparse.Namespace, config: EngineConfig) -> "Async
 
 
 @contextlib.asynccontextmanager
-async def open_client(args: argparse.Namespace) -> AsyncIterator[Client]:
+async def open_client(
+    args: argparse.Namespace, *, served_model_names: Sequence[str] = ()
+) -> AsyncIterator[Client]:
     """Yield a client of the server at `args.url`, or of one that lives as long as the client.
 
     The private server runs the same code as `paged serve` on a free port of the loopback address,
     behind a random key.
+
+    Args:
+      args: of the command.
+      served_model_names: of the private server; empty: the model's own.
 
     Raises: UserError if the model cannot be loaded.
     """
@@ -66,14 +72,16 @@ async def open_client(args: argparse.Namespace) -> AsyncIterator[Client]:
         print(f"Loading {args.model or 'the demo model'} ...", file=sys.stderr)
         engine = await start_engine(args, config)
     try:
-        async with serve_privately(engine) as client:
+        async with serve_privately(engine, served_model_names) as client:
             yield client
     finally:
         await engine.shutdown()
 
 
 @contextlib.asynccontextmanager
-async def serve_privately(engine: "AsyncEngine") -> AsyncIterator[Client]:
+async def serve_privately(
+    engine: "AsyncEngine", served_model_names: Sequence[str] = ()
+) -> AsyncIterator[Client]:
     """Yield the client of a server that nobody else can use."""
     from aiohttp import web
 
@@ -82,7 +90,10 @@ async def serve_privately(engine: "AsyncEngine") -> AsyncIterator[Client]:
 
     key = secrets.token_urlsafe()
     with user_errors():
-        app = make_app(engine, ServerSettings(api_keys=(key,), log_stats=False))
+        settings = ServerSettings(
+            api_keys=(key,), served_model_names=tuple(served_model_names), log_stats=False
+        )
+        app = make_app(engine, settings)
     runner = make_runner(app)
     await runner.setup()
     try:

@@ -67,6 +67,13 @@ def port(text: str) -> int:
     return int(text)
 
 
+def positive(text: str) -> int:
+    """Parse a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return int(text)
+
+
 def add_server_options(parser: argparse.ArgumentParser) -> None:
     """Add what concerns HTTP."""
     group = parser.add_argument_group("server")
@@ -114,6 +121,13 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         help="let requests bring their own template",
     )
     _add_format_options(group)
+    group.add_argument(
+        "--max-stored-responses",
+        type=size,
+        default=1000,
+        metavar="N",
+        help="answers of /v1/responses kept in memory for previous_response_id; 0 keeps none",
+    )
     group.add_argument(
         "--client-max-size",
         type=size,
@@ -200,3 +214,32 @@ def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int | N
     group.add_argument("--top-k", type=int, help="sample from this many tokens")
     group.add_argument("--sampling-seed", type=int, help="make the draw repeatable")
     group.add_argument("--stop", action="append", metavar="TEXT", help="end the text before this")
+
+
+def add_batch_options(parser: argparse.ArgumentParser) -> None:
+    """Add the files and how many requests run at once."""
+    group = parser.add_argument_group("batch")
+    group.add_argument(
+        "-i", "--input-file", metavar="FILE", required=True, help="JSONL file of requests"
+    )
+    group.add_argument(
+        "-o",
+        "--output-file",
+        metavar="FILE",
+        required=True,
+        help="JSONL file of answers; requests that it answers already are skipped",
+    )
+    group.add_argument(
+        "--max-concurrency",
+        type=positive,
+        default=256,
+        metavar="N",
+        help="requests in the engine at once, running or waiting",
+    )
+    group.add_argument(
+        "--served-model-name",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help="what the requests call the model (default: MODEL)",
+    )

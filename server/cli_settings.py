@@ -73,6 +73,7 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         dev_mode=_dev_mode(),
         chat_template=None if args.chat_template is None else _read_template(args.chat_template),
         trust_request_chat_template=args.trust_request_chat_template,
+        max_stored_responses=args.max_stored_responses,
         enable_auto_tool_choice=args.enable_auto_tool_choice,
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,

@@ -81,6 +81,32 @@ class Client:
             for choice in chunk["choices"]:
                 yield choice["index"], choice["text"], choice["finish_reason"] is not None
 
+    async def post(self, path: str, body: bytes, *, request_id: str) -> tuple[int, bytes]:
+        """Return status and body of the answer to a JSON body, whatever they are.
+
+        Args:
+          path: behind the address of the API, such as chat/completions.
+          body: sent as it is.
+          request_id: becomes part of the answer's id.
+
+        Raises: UserError if the server cannot be reached.
+        """
+        assert self._session is not None
+        headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
+        try:
+            async with self._session.post(self._base / path, data=body, headers=headers) as answer:
+                return answer.status, await answer.read()
+        except aiohttp.ClientError as error:
+            raise UserError(f"{self._base}: {error}") from None
+
+    def reason(self, body: bytes, status: int) -> str:
+        """Return the message of an error's body; foreign servers may have any shape."""
+        try:
+            return str(msgspec.json.decode(body)["error"]["message"])
+        except (msgspec.DecodeError, KeyError, TypeError):
+            text = body[:200].decode(errors="replace")
+            return f"the server answered with status {status}: {text}"
+
     async def _stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Yield the chunks of a streamed answer."""
         assert self._session is not None
@@ -88,7 +114,7 @@ class Client:
         try:
             async with self._session.post(self._base / path, json=request) as response:
                 if response.status != 200:
-                    raise UserError(_reason(await response.read(), response.status))
+                    raise UserError(self.reason(await response.read(), response.status))
                 async for line in response.content:
                     data = line.removeprefix(b"data:").strip()
                     if not line.startswith(b"data:") or data == b"[DONE]":
@@ -99,11 +125,3 @@ class Client:
                     yield chunk
         except (aiohttp.ClientError, ValueError) as error:
             raise UserError(f"{self._base}: {error}") from None
-
-
-def _reason(body: bytes, status: int) -> str:
-    """Return the message of an error's body; foreign servers may have any shape."""
-    try:
-        return str(msgspec.json.decode(body)["error"]["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return f"the server answered with status {status}: {body[:200].decode(errors='replace')}"

@@ -13,6 +13,8 @@ from paged.server.errors import ApiError
 from paged.server.metrics import EngineMetrics
 from paged.server.output_formats import reasoning_format, tool_format
 from paged.server.reasoning import ReasoningFormat
+from paged.server.response_store import ResponseStore
+from paged.server.response_tasks import ResponseTasks
 from paged.server.sampling import sampling_defaults
 from paged.server.settings import ServerSettings
 from paged.server.tool_parsers.formats import ToolFormat
@@ -20,6 +22,9 @@ from paged.server.tool_parsers.formats import ToolFormat
 if TYPE_CHECKING:
     from paged.models.chat_template import ChatTemplate
     from paged.scheduler.async_engine import AsyncEngine
+
+# Texts of all stored responses together, each with the conversation before it.
+_MAX_STORED_BYTES = 256 << 20
 
 
 @dataclass(slots=True)
@@ -36,6 +41,8 @@ class ServerContext:
       reasoning_format: in which it writes its reasoning, None to leave that in the text.
       metrics: fed by the engine.
       fingerprint: `system_fingerprint` of the answers; changes with version, model and settings.
+      responses: of /v1/responses, for their successors.
+      response_tasks: those that run in the background.
       max_token_chars: characters of the longest token, for a bound on the tokens of a text.
       created: `created` of the model cards, Unix seconds.
       is_draining: the server is about to stop and takes no new requests.
@@ -50,6 +57,8 @@ class ServerContext:
     reasoning_format: ReasoningFormat | None
     metrics: EngineMetrics
     fingerprint: str
+    responses: ResponseStore
+    response_tasks: ResponseTasks
     max_token_chars: int
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
@@ -107,6 +116,10 @@ def make_context(engine: "AsyncEngine", settings: ServerSettings) -> ServerConte
         reasoning_format=reasoning_format(settings, source),
         metrics=EngineMetrics(names[0], engine.max_model_len, engine.cache_info),
         fingerprint=f"paged-{__version__}-{digest}",
+        responses=ResponseStore(
+            max_responses=settings.max_stored_responses, max_bytes=_MAX_STORED_BYTES
+        ),
+        response_tasks=ResponseTasks(),
         # Byte-level vocabularies spell one character per byte, so this is never too small.
         max_token_chars=max(map(len, engine.tokenizer.backend.get_vocab())),
     )

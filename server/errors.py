@@ -25,6 +25,7 @@ _STATUS_TYPES = {
     413: "RequestEntityTooLargeError",
     429: "RateLimitError",
     500: "InternalServerError",
+    501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
 

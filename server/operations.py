@@ -1,11 +1,18 @@
 """What operators and tools ask: models, version, health, load, metrics."""
 
 import re
-from typing import Any
 
 from aiohttp import web
 
 from paged._version import __version__
+from paged.server.answer_bodies import (
+    LoadAnswer,
+    ModelCard,
+    ModelList,
+    ModelPermission,
+    SuccessAnswer,
+    VersionAnswer,
+)
 from paged.server.context import CONTEXT, ServerContext
 from paged.server.errors import ApiError, json_response
 from paged.server.metrics import CONTENT_TYPE
@@ -14,9 +21,7 @@ from paged.server.metrics import CONTENT_TYPE
 async def list_models(request: web.Request) -> web.Response:
     """Return the cards of all served names."""
     context = request.app[CONTEXT]
-    return json_response(
-        {"object": "list", "data": [_card(context, name) for name in context.model_names]}
-    )
+    return json_response(ModelList(data=[_card(context, name) for name in context.model_names]))
 
 
 async def show_model(request: web.Request) -> web.Response:
@@ -37,12 +42,12 @@ async def health(request: web.Request) -> web.Response:
 
 async def version(_request: web.Request) -> web.Response:
     """Return the version of this program."""
-    return json_response({"version": __version__})
+    return json_response(VersionAnswer(version=__version__))
 
 
 async def load(request: web.Request) -> web.Response:
     """Return the number of requests in flight."""
-    return json_response({"server_load": request.app[CONTEXT].engine.num_unfinished})
+    return json_response(LoadAnswer(server_load=request.app[CONTEXT].engine.num_unfinished))
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -61,7 +66,7 @@ async def reset_prefix_cache(request: web.Request) -> web.Response:
     success = await request.app[CONTEXT].engine.reset_prefix_cache(
         reset_running_requests=_flag(request, "reset_running_requests")
     )
-    return json_response({"success": success})
+    return json_response(SuccessAnswer(success=success))
 
 
 def _flag(request: web.Request, name: str) -> bool:
@@ -72,32 +77,13 @@ def _flag(request: web.Request, name: str) -> bool:
     return value.lower() in ("true", "1")
 
 
-def _card(context: ServerContext, name: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": context.created,
-        "owned_by": "paged",
-        "root": context.engine.model_name,
-        "parent": None,
-        "max_model_len": context.engine.max_model_len,
-        "permission": [_permission(context)],
-    }
-
-
-def _permission(context: ServerContext) -> dict[str, Any]:
-    """Return the object that old OpenAI clients expect on a card; it grants nothing here."""
-    return {
-        "id": f"modelperm-{context.fingerprint}",
-        "object": "model_permission",
-        "created": context.created,
-        "allow_create_engine": False,
-        "allow_sampling": True,
-        "allow_logprobs": True,
-        "allow_search_indices": False,
-        "allow_view": True,
-        "allow_fine_tuning": False,
-        "organization": "*",
-        "group": None,
-        "is_blocking": False,
-    }
+def _card(context: ServerContext, name: str) -> ModelCard:
+    return ModelCard(
+        id=name,
+        created=context.created,
+        root=context.engine.model_name,
+        max_model_len=context.engine.max_model_len,
+        permission=[
+            ModelPermission(id=f"modelperm-{context.fingerprint}", created=context.created)
+        ],
+    )

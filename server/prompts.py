@@ -1,6 +1,5 @@
 """From what a request says to the token ids that are prefilled: text, ids or a conversation."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,7 +9,9 @@ from paged.server.errors import ApiError
 from paged.server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
+    EmbeddingRequest,
     GenerationRequest,
+    PromptInput,
 )
 from paged.server.sampling import check_token_ids
 from paged.server.text_codec import encode
@@ -37,18 +38,35 @@ async def completion_prompts(context: ServerContext, request: CompletionRequest)
 
     Raises: ApiError or ParameterError naming "prompt" or "truncate_prompt_tokens".
     """
-    texts, ids = _split(request.prompt)
+    return await _prompts(context, request.prompt, request, "prompt")
+
+
+async def embedding_prompts(context: ServerContext, request: EmbeddingRequest) -> list[Prompt]:
+    """Return the prompts of an embedding request, in order.
+
+    Raises: ApiError or ParameterError naming "input" or "truncate_prompt_tokens".
+    """
+    return await _prompts(context, request.input, request, "input")
+
+
+async def _prompts(
+    context: ServerContext,
+    prompt: PromptInput,
+    request: CompletionRequest | EmbeddingRequest,
+    param: str,
+) -> list[Prompt]:
+    texts, ids = _split(prompt, param)
     if request.truncate_prompt_tokens is None:
         for text in texts:
-            _check_text_length(context, text, "prompt")
+            _check_text_length(context, text, param)
     for one in ids:
-        check_token_ids("prompt", one, vocab_size(context))
+        check_token_ids(param, one, vocab_size(context))
     encoded = await encode(
         context.engine.tokenizer, texts, add_special_tokens=request.add_special_tokens
     )
     prompts = [Prompt(one, text) for one, text in zip(encoded, texts, strict=True)]
     prompts += [Prompt(one, None) for one in ids]
-    return [_fit(context, request, prompt, "prompt") for prompt in prompts]
+    return [_fit(context, request, prompt, param) for prompt in prompts]
 
 
 async def chat_prompt(context: ServerContext, request: ChatCompletionRequest) -> Prompt:
@@ -70,29 +88,29 @@ def vocab_size(context: ServerContext) -> int:
     return context.engine.checkpoint.model_config.vocab_size
 
 
-def _split(prompt: str | Sequence[str | int | list[int]]) -> tuple[list[str], list[list[int]]]:
+def _split(prompt: PromptInput, param: str) -> tuple[list[str], list[list[int]]]:
     """Return the prompts of the four forms as (texts, lists of ids); one of them is empty."""
+
+    def bad(rule: str) -> ApiError:
+        return ApiError(f"{param} {rule}.", param=param)
+
     if isinstance(prompt, str):
         prompt = [prompt]
     # Prompts of millions of ids are walked by builtins only.
     kinds = set(map(type, prompt))
     if not kinds:
-        raise _bad_prompt("must not be an empty list")
+        raise bad("must not be an empty list")
     if len(kinds) > 1:
-        raise _bad_prompt("must not mix texts, token ids and lists of token ids")
+        raise bad("must not mix texts, token ids and lists of token ids")
     if kinds == {int}:
         prompt = [cast("list[int]", prompt)]
     if len(prompt) > MAX_PROMPTS:
-        raise _bad_prompt(f"must hold at most {MAX_PROMPTS} prompts, got {len(prompt)}")
+        raise bad(f"must hold at most {MAX_PROMPTS} prompts, got {len(prompt)}")
     if not all(prompt):
-        raise _bad_prompt("must not be empty")
+        raise bad("must not be empty")
     if kinds == {str}:
         return cast("list[str]", prompt), []
     return [], cast("list[list[int]]", prompt)
-
-
-def _bad_prompt(rule: str) -> ApiError:
-    return ApiError(f"prompt {rule}.", param="prompt")
 
 
 def _check_text_length(context: ServerContext, text: str, param: str) -> None:
@@ -103,7 +121,12 @@ def _check_text_length(context: ServerContext, text: str, param: str) -> None:
         raise _too_long(limit, f"at least {at_least}", param)
 
 
-def _fit(context: ServerContext, request: GenerationRequest, prompt: Prompt, param: str) -> Prompt:
+def _fit(
+    context: ServerContext,
+    request: GenerationRequest | EmbeddingRequest,
+    prompt: Prompt,
+    param: str,
+) -> Prompt:
     """Cut a prompt as the request asks and check that an output token still fits."""
     limit = context.engine.max_model_len
     cut = request.truncate_prompt_tokens

@@ -103,14 +103,34 @@ class GenerationRequest(Struct, kw_only=True):
     stream_interval: int | None = None
 
 
+type PromptInput = str | list[str | int | list[int]]
+"""A text, several, the token ids of one, or of several; "prompts.py" refuses mixtures."""
+
+
 class CompletionRequest(GenerationRequest, kw_only=True):
     """Body of POST /v1/completions."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: PromptInput
     logprobs: int | None = None
     add_special_tokens: bool = True
     suffix: str | None = None
     prompt_embeds: Any = None
+
+
+class EmbeddingRequest(Struct, kw_only=True):
+    """Body of POST /v1/embeddings."""
+
+    input: PromptInput
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    cache: Any = None  # as in `GenerationRequest`
+    request_id: RequestId | None = None
+    priority: Priority | None = None
 
 
 class ContentPart(Struct, kw_only=True):

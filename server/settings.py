@@ -15,6 +15,8 @@ class ServerSettings:
       dev_mode: serve the routes that are for development only, such as /reset_prefix_cache.
       chat_template: Jinja source used instead of the checkpoint's.
       trust_request_chat_template: let requests bring their own template.
+      max_stored_responses: most answers of /v1/responses that are kept for their successors; 0
+        keeps none.
       enable_auto_tool_choice: let models decide about tool calls; None: where the format is known.
       tool_call_parser: format of the model's tool calls, a name of `TOOL_FORMATS`, "none", or
         "auto", which looks for it in the chat template.
@@ -34,6 +36,7 @@ class ServerSettings:
     dev_mode: bool = False
     chat_template: str | None = None
     trust_request_chat_template: bool = False
+    max_stored_responses: int = 1000
     enable_auto_tool_choice: bool | None = None
     tool_call_parser: str = "auto"
     reasoning_parser: str | None = None
@@ -55,6 +58,10 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if self.client_max_size < 1:
             raise ValueError(f"client_max_size={self.client_max_size} must be at least 1 byte.")
+        if self.max_stored_responses < 0:
+            raise ValueError(
+                f"max_stored_responses={self.max_stored_responses} must not be negative."
+            )
         for name, values in (
             ("api_keys", self.api_keys),
             ("served_model_names", self.served_model_names),

@@ -40,13 +40,20 @@ class EventTemplate:
         return self._before + msgspec.json.encode(text) + self._after
 
 
-async def send_events(request: web.Request, chunks: Chunks) -> web.StreamResponse:
+async def send_events(
+    request: web.Request, chunks: Chunks, *, end: bytes = _DONE
+) -> web.StreamResponse:
     """Stream chunks to the client until they end; `chunks` is closed in any case.
 
     The first group is awaited before the headers go out, so what is wrong with a request is still
     answered with its own status. Later errors become one event of the usual error shape. Writing
     waits while the client's buffer is full: a slow reader holds up nobody else, and what it has
     not read stays with the engine.
+
+    Args:
+      request: of the client.
+      chunks: groups of chunks.
+      end: written behind the last one.
     """
     async with aclosing(chunks):
         first = await anext(chunks, ())
@@ -60,7 +67,7 @@ async def send_events(request: web.Request, chunks: Chunks) -> web.StreamRespons
             raise  # the client is gone: nobody to tell
         except Exception as error:
             await response.write(_encode([to_api_error(error).body()]))
-        await response.write(_DONE)
+        await response.write(end)
         await response.write_eof()
         return response
 

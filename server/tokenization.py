@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from paged.server.answer_bodies import DetokenizeAnswer, TokenizeAnswer
 from paged.server.context import CONTEXT
 from paged.server.conversation import render_chat
 from paged.server.errors import json_response
@@ -47,12 +48,12 @@ async def tokenize(http_request: web.Request) -> web.Response:
     if request.return_token_strs:
         token_strs = [tokenizer.token_text(token_id) for token_id in ids]
     return json_response(
-        {
-            "count": len(ids),
-            "max_model_len": context.engine.max_model_len,
-            "tokens": ids,
-            "token_strs": token_strs,
-        }
+        TokenizeAnswer(
+            count=len(ids),
+            max_model_len=context.engine.max_model_len,
+            tokens=ids,
+            token_strs=token_strs,
+        )
     )
 
 
@@ -62,4 +63,5 @@ async def detokenize(http_request: web.Request) -> web.Response:
     request = decode_body(await read_json(http_request), DetokenizeRequest)
     context.check_model(request.model)
     check_token_ids("tokens", request.tokens, vocab_size(context))
-    return json_response({"prompt": await decode(context.engine.tokenizer, request.tokens)})
+    text = await decode(context.engine.tokenizer, request.tokens)
+    return json_response(DetokenizeAnswer(prompt=text))

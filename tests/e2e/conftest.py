@@ -15,6 +15,8 @@ from paged.scheduler.loading import LoadedEngine, load_engine
 from paged.scheduler.scheduler import Scheduler
 from paged.scheduler.tiers.manager import TierManager
 from paged.scheduler.tiers.transfer import TierTransfer
+from paged.server.settings import ServerSettings
+from tests.e2e.live_server import live_server
 
 BLOCK_SIZE = 16
 
@@ -120,6 +122,16 @@ def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
         async_scheduling=True,
         compilation_cache_dir=str(tmp_path_factory.mktemp("xla")),
     )
+
+
+@pytest.fixture(scope="session")
+def tiny_url(tiny_model: Path, tiny_config: EngineConfig) -> Iterator[str]:
+    """The URL of a server of the tiny llama, whose answers are noise."""
+    settings = ServerSettings(
+        served_model_names=("tiny",), tool_call_parser="hermes", dev_mode=True, log_stats=False
+    )
+    with live_server(str(tiny_model), tiny_config, settings) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

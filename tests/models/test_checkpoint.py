@@ -184,3 +184,18 @@ def test_without_the_hub_a_cached_model_is_used_and_another_is_one_line(
         assert line.startswith("org/other is no local path and could not be fetched from the Hugg")
         assert "Connection refused" in line
         assert "check the name, the network and, for a gated model, HF_TOKEN" in line
+
+
+def test_pooling_is_what_sentence_transformers_keep(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    assert open_checkpoint(str(tmp_path)).pooling_modes == frozenset()
+    modes = {
+        "word_embedding_dimension": 8,
+        "pooling_mode_cls_token": False,
+        "pooling_mode_mean_tokens": True,
+        "pooling_mode_lasttoken": True,
+        "include_prompt": True,
+    }
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(modes))
+    assert open_checkpoint(str(tmp_path)).pooling_modes == {"mean", "lasttoken"}

@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from paged.models.chat_template import ChatTemplate
 from paged.models.config import ModelConfig
 from paged.models.tokenizer import Tokenizer
@@ -47,6 +49,7 @@ class FakeCheckpoint:
     model_config: ModelConfig
     chat_template: ChatTemplate | None
     sampling_defaults: Mapping[str, Any]
+    pooling_modes: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -182,6 +185,7 @@ class FakeEngine:
                         outputs=(delta,),
                         finished=finished,
                         num_cached_tokens=self.num_cached_tokens,
+                        pooled=pooled_row(prompt_ids) if params.is_pooled and finished else None,
                     )
         finally:
             del self.running[request_id]
@@ -201,6 +205,13 @@ class FakeEngine:
         if not source:
             return None
         return ChatTemplate(source, self.tokenizer.bos_token, self.tokenizer.eos_token)
+
+
+def pooled_row(prompt_ids: Sequence[int]) -> np.ndarray:
+    """Return the vector that the engine makes of a prompt: 3 and 4 where its last token says."""
+    row = np.zeros(8, np.float32)
+    row[[prompt_ids[-1] % 8, (prompt_ids[-1] + 1) % 8]] = 3, 4
+    return row
 
 
 class _Sample:

@@ -36,7 +36,7 @@ def statuses(routes, headers=None, **settings) -> dict[tuple[str, str], int]:
 
 def test_every_route_but_the_probes_needs_a_key():
     routes = all_routes()
-    assert len(routes) == 13
+    assert len(routes) == 19
     for route, status in statuses(routes, dev_mode=True, **KEYS).items():
         assert (status == 401) == (route not in OPEN), (route, status)
 

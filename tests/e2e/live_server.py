@@ -1,0 +1,52 @@
+"""A server of a real engine on a thread of its own, for clients that block."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+from aiohttp import web
+
+from paged.scheduler.async_engine import AsyncEngine
+from paged.scheduler.config import EngineConfig
+from paged.server.app import make_app, make_runner
+from paged.server.settings import ServerSettings
+
+
+@contextlib.contextmanager
+def live_server(model: str, config: EngineConfig, settings: ServerSettings) -> Iterator[str]:
+    """Yield the server's URL, without a path."""
+    url: Future[str] = Future()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        engine = await AsyncEngine.create(model, config, progress=False)
+        runner = make_runner(make_app(engine, settings))
+        try:
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            loops.append(asyncio.get_running_loop())
+            url.set_result(f"http://127.0.0.1:{runner.addresses[0][1]}")
+            await stop.wait()
+        finally:
+            await runner.cleanup()
+            await engine.shutdown()
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            if url.done():
+                raise
+            url.set_exception(error)
+
+    loops: list[asyncio.AbstractEventLoop] = []
+    thread = threading.Thread(target=run, name="live-server")
+    thread.start()
+    try:
+        yield url.result()
+    finally:
+        if loops:
+            loops[0].call_soon_threadsafe(stop.set)
+        thread.join()
