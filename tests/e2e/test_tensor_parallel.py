@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from paged.models.checkpoint import open_checkpoint
 from paged.models.config import ModelConfig
 from paged.scheduler.config import EngineConfig
 from paged.scheduler.engine import Engine
 from paged.scheduler.exporting import compile_artifact
-from paged.scheduler.loading import LoadedEngine, load_engine
+from paged.scheduler.loading import LoadedEngine, load_engine, resolve_config
 from paged.scheduler.params import SamplingParams
+from paged.scheduler.placement import Placement, split_of
 from tests.models.test_weights import hf_shapes
 
 PARAMS = {
@@ -83,6 +85,12 @@ def generate_on(model: Path, config: EngineConfig, **changes) -> dict[str, list]
     return found
 
 
+@pytest.fixture(scope="module")
+def expected(tiny_model, config) -> dict[str, list]:
+    """What one device generates."""
+    return generate_on(tiny_model, config)
+
+
 def bytes_by_device(arrays) -> set[int]:
     held: Counter[jax.Device] = Counter()
     for array in arrays:
@@ -108,18 +116,15 @@ def test_eight_devices_generate_what_one_does_with_an_eighth_each(wide_model, co
     assert loaded[8].cache_info["tensor_parallel_size"] == "8"
 
 
-def test_a_second_start_on_two_devices_loads_its_programs(tiny_model, config, tmp_path):
-    expected = generate_on(tiny_model, config)
+def test_a_second_start_on_two_devices_loads_its_programs(tiny_model, config, expected, tmp_path):
     settings = {"compilation_cache_dir": str(tmp_path), "tensor_parallel_size": 2}
     for _ in range(2):
         assert generate_on(tiny_model, config, **settings) == expected
         files = {file for file in (tmp_path / "executables").rglob("*") if file.is_file()}
         assert len(files) == 3
-    # Another number of devices finds none of them.
-    assert generate_on(tiny_model, config, **settings | {"tensor_parallel_size": 4}) == expected
 
 
-def test_exported_programs_serve_two_devices(tiny_model, config, tmp_path):
+def test_exported_programs_serve_two_devices(tiny_model, config, expected, tmp_path):
     compile_artifact(
         str(tiny_model),
         dataclasses.replace(config, tensor_parallel_size=2),
@@ -127,7 +132,6 @@ def test_exported_programs_serve_two_devices(tiny_model, config, tmp_path):
         progress=False,
     )
     opened = {"artifact": str(tmp_path / "artifact"), "tensor_parallel_size": 2}
-    expected = generate_on(tiny_model, config)
     assert generate_on(tiny_model, config, **opened) == expected
     with pytest.raises(ValueError, match="was made for tensor_parallel_size=2, but here it is 1"):
         load(tiny_model, config, artifact=opened["artifact"])
@@ -178,6 +182,15 @@ def test_what_several_devices_cannot_do_is_refused(tiny_model, config, settings,
         load(tiny_model, config, **settings)
 
 
+def test_experts_on_one_device_are_not_parallel(data_dir, config):
+    model = open_checkpoint(str(data_dir / "golden/tiny/mixtral")).model_config
+    with pytest.raises(ValueError, match=r"but tensor_parallel_size=1; raise it"):
+        split_of(dataclasses.replace(config, enable_expert_parallel=True), model)
+    settings = {"enable_expert_parallel": True, "tensor_parallel_size": 2}
+    part = split_of(dataclasses.replace(config, **settings), model).part.experts
+    assert (part.num_experts_here, part.num_experts) == (2, 4)
+
+
 def test_more_devices_than_there_are_say_how_to_get_some(wide_model, config):
     with pytest.raises(
         ValueError, match=r"num_devices=16 .*XLA_FLAGS=--xla_force_host_platform_device_count=16"
@@ -186,9 +199,12 @@ def test_more_devices_than_there_are_say_how_to_get_some(wide_model, config):
 
 
 def test_a_start_names_the_mesh_and_why_it_has_no_native_kernels(tiny_model, config, caplog):
-    automatic = {"attention_backend": "auto", "linear_backend": "auto"}
+    automatic = {"attention_backend": "auto", "linear_backend": "auto", "tensor_parallel_size": 4}
+    model = open_checkpoint(str(tiny_model)).model_config
     with caplog.at_level(logging.INFO, "paged"):
-        load(tiny_model, config, tensor_parallel_size=4, **automatic).engine.close()
+        resolved = resolve_config(dataclasses.replace(config, **automatic), model)
+        Placement.of(resolved, model)
+    assert (resolved.attention_backend, resolved.linear_backend) == ("xla", "xla")
     text = caplog.text
     assert "Tensor parallelism over 4 devices (cpu), mesh {'tp': 4}" in text
     assert "each has 1 of 4 query heads and 1 of 2 kv heads" in text
