@@ -10,6 +10,9 @@ from numbers import Integral, Real
 from typing import Any
 
 from paged.models.errors import CheckpointError
+from paged.models.quantized.checkpoint_format import CheckpointFormat
+from paged.models.quantized.fields import UnsupportedQuantizationError
+from paged.models.quantized.formats import read_quantization
 
 DTYPES = ("bfloat16", "float16", "float32")
 """Element types that weights and activations may have."""
@@ -74,6 +77,7 @@ class ModelConfig:
       attention_output_bias: the output projection of the attention has a bias.
       layer_windows: sliding window of each layer in tokens, None for full attention; left out,
         all attend fully.
+      quantization: how the checkpoint is quantised, None if it is not.
     """
 
     architecture: str
@@ -95,6 +99,7 @@ class ModelConfig:
     dtype: str = "bfloat16"
     attention_output_bias: bool = False
     layer_windows: tuple[int | None, ...] = ()
+    quantization: CheckpointFormat | None = None
 
     def __post_init__(self) -> None:
         if not self.layer_windows:
@@ -150,6 +155,7 @@ class ModelConfig:
             eos_token_ids=_eos_token_ids(config),
             dtype=_dtype(config),
             layer_windows=_WINDOWS[architecture](config, num_layers),
+            quantization=_quantization(config),
             **_BIASES[architecture](config),
         )
 
@@ -255,18 +261,18 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 def _refuse_unimplemented(config: Mapping[str, Any], architecture: str) -> None:
     """Raise for what would change the forward pass and is not implemented."""
-    quantization = config.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method", "?") if isinstance(quantization, Mapping) else "?"
-        raise UnsupportedModelError(
-            f"quantization_config (quant_method={method!r}) is not implemented; "
-            "use the unquantized checkpoint."
-        )
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UnsupportedModelError(
             f"hidden_act={activation!r} is not implemented for {architecture}; supported: silu."
         )
+
+
+def _quantization(config: Mapping[str, Any]) -> CheckpointFormat | None:
+    try:
+        return read_quantization(config)
+    except UnsupportedQuantizationError as error:
+        raise UnsupportedModelError(str(error)) from None
 
 
 def _rope(config: Mapping[str, Any], max_position_embeddings: int) -> RopeConfig:

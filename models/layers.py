@@ -81,8 +81,11 @@ class Linear(nnx.Module):
         if packed is None:
             y = self._product(x)
             return y if residual is None else residual + y
-        rows = None if residual is None else _rows(residual)
-        (y,) = packed_linear(_rows(x), [packed], residual=rows, num_rows=num_rows)
+        rows, inputs = None if residual is None else _rows(residual), _rows(x)
+        if packed.order is not None:
+            inputs = jnp.take(inputs, packed.order, axis=1, mode="clip")
+            packed = packed._replace(order=None)
+        (y,) = packed_linear(inputs, [packed], residual=rows, num_rows=num_rows)
         return y.reshape(x.shape[0], *self.output_shape)
 
     def packed(self) -> PackedWeight | None:
@@ -104,6 +107,7 @@ class Embed(nnx.Module):
     def __init__(self, vocab_size: int, hidden_size: int, *, dtype: str, rngs: nnx.Rngs) -> None:
         axes = {"vocab": vocab_size, "embed": hidden_size}
         self.weight: StoredWeight = random_weight(axes, dtype=dtype, rngs=rngs)
+        self.bias = None
         self.output_shape = (vocab_size,)
         self.hidden_size = hidden_size
         self.dtype = jnp.dtype(dtype)
@@ -127,7 +131,7 @@ class Embed(nnx.Module):
         packed = packed_weight(self.weight, vocab_size)
         if packed is None:
             return take_best(self.logits(hidden))
-        return packed_best(hidden, packed.words, num_outputs=vocab_size, scales=packed.scales)
+        return packed_best(hidden, packed)
 
 
 class RMSNorm(nnx.Module):
@@ -198,9 +202,11 @@ def project_gated(
 
 
 def _all_packed(layers: tuple[Linear, ...]) -> list[PackedWeight] | None:
+    """Return what one native call takes, or None if the layers need calls of their own."""
     packed = [layer.packed() for layer in layers]
-    known = [weight for weight in packed if weight is not None]
-    return known if len(known) == len(packed) else None
+    known = [weight for weight in packed if weight is not None and weight.order is None]
+    types = {weight.words.dtype for weight in known}
+    return known if len(known) == len(packed) and len(types) == 1 else None
 
 
 def _packed_norm(norm: RMSNorm | None) -> PackedNorm | None:

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from paged.models.forward import GraphDef, linear_layers
 from paged.models.layers import Embed, Linear
-from paged.models.stored_weight import values_of
+from paged.models.stored_weight import can_pack, matrix_to_pack, values_of
 from paged.native.huge_pages import allocate
 from paged.native.linear import pack, packed_shape
 
@@ -25,7 +25,8 @@ def pack_linear_layers(
 ) -> nnx.State[Any, Any]:
     """Return the parameters with packed linear layers and head; they take no more memory.
 
-    A table that is both embedding and head is kept packed only, and looked up there.
+    A table that is both embedding and head is kept packed only, and looked up there. Weights in a
+    form that the kernels do not have stay as they are.
 
     Args:
       graphdef, params: the split model, on the CPU; each weight is deleted once it is packed, so
@@ -36,7 +37,7 @@ def pack_linear_layers(
       ValueError: for an element type that the kernels do not have.
     """
     model = nnx.merge(graphdef, params)
-    layers = linear_layers(model)
+    layers = [layer for layer in linear_layers(model) if can_pack(layer.weight)]
     places = _allocate(layers)
     with (
         concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
@@ -77,7 +78,7 @@ def _allocate(layers: list[Linear | Embed]) -> list[np.ndarray]:
 
 def _pack(layer: Linear | Embed, place: np.ndarray) -> jax.Array:
     weight = values_of(layer.weight)[...]
-    pack(np.asarray(weight).reshape(math.prod(layer.output_shape), -1), place)
+    pack(matrix_to_pack(layer.weight, math.prod(layer.output_shape)), place)
     # JAX uses memory that is aligned as it is, and keeps it as long as the array lives.
     packed: jax.Array = jax.device_put(place, next(iter(weight.devices())))
     weight.delete()

@@ -13,8 +13,8 @@ _init_weight = jax.jit(
 )
 
 
-def parameter(value: Array, axes: tuple[str, ...]) -> nnx.Param[Array]:
-    """Return a parameter whose metadata `out_sharding` holds one logical name per axis."""
+def parameter(value: Array, axes: tuple[str | None, ...]) -> nnx.Param[Array]:
+    """Return a parameter whose metadata `out_sharding` holds one logical name per axis, or None."""
     assert value.ndim == len(axes), (value.shape, axes)
     # Not eager: the names are logical, and an eager parameter would take them for mesh axes.
     return nnx.Param(value, out_sharding=axes, eager_sharding=False)

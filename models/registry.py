@@ -1,7 +1,8 @@
 """`ARCHITECTURES`: for each checkpoint architecture, how to build it and where its weights lie."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from paged.models.decoder import DecoderLM
 
@@ -63,3 +64,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MistralForCausalLM": Architecture(DecoderLM, _DECODER_RULES),
     "Qwen2ForCausalLM": Architecture(DecoderLM, _DECODER_RULES),
 }
+
+
+def weight_rule(architecture: str, path: Sequence[Any]) -> WeightRule:
+    """Return the rule for the parameter at a path of the model, in whichever layer it is."""
+    dotted = ".".join("*" if isinstance(key, int) else str(key) for key in path)
+    rules = ARCHITECTURES[architecture].weight_rules
+    return next(rule for rule in rules if rule.path == dotted)
+
+
+def tensor_name(architecture: str, path: Sequence[Any]) -> str:
+    """Return the checkpoint's name for the tensor of the parameter at a path of the model."""
+    layer = next((str(key) for key in path if isinstance(key, int)), "")
+    return weight_rule(architecture, path).name.replace("*", layer)

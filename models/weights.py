@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,8 +23,10 @@ from paged.models.config import DTYPES, ModelConfig
 from paged.models.errors import CheckpointError
 from paged.models.forward import abstract_model
 from paged.models.json_file import read_json
-from paged.models.registry import ARCHITECTURES, WeightRule
-from paged.models.stored_weight import QUANTIZATIONS
+from paged.models.quantization import QuantizedLayer, quantized_layers
+from paged.models.quantized.form import WeightForm
+from paged.models.quantized.reading import layer_tensors, read_layer, same_shape
+from paged.models.registry import WeightRule, tensor_name, weight_rule
 
 SAFETENSORS_FILE = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
@@ -33,9 +35,18 @@ _SAFETENSORS_DTYPES = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
 }
 # Buffers that old checkpoints store and that follow from the config.
 _IGNORED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
+
+
+type _Places = Mapping[Any, jax.sharding.Sharding]
+"""Path of a parameter -> where it lies."""
 
 
 class TensorSource(Protocol):
@@ -86,14 +97,14 @@ class SafetensorsSource:
         """Return a read-only view of one tensor; bytes are read from the file when touched.
 
         Raises:
-          CheckpointError: if its element type is not F32, F16 or BF16.
+          CheckpointError: if its element type is none that checkpoints are read in.
         """
         entry = self._entries[name]
         dtype = _SAFETENSORS_DTYPES.get(entry.dtype)
         if dtype is None:
             raise CheckpointError(
                 f"tensor {name} in {entry.path} has element type {entry.dtype}; only "
-                f"{', '.join(_SAFETENSORS_DTYPES)} can be read. Use an unquantized checkpoint."
+                f"{', '.join(_SAFETENSORS_DTYPES)} can be read. Use another checkpoint."
             )
         values: np.ndarray = entry.data.view(dtype)
         return values.reshape(entry.shape)
@@ -134,7 +145,7 @@ def load_params(
       config: shape of the model.
       source: where the tensors come from.
       dtype: element type of the parameters, see `resolve_dtype`.
-      quantization: format of the linear layers' weights, see `quantize_layers`.
+      quantization: what the linear layers' weights are brought to, see `quantized_layers`.
       shardings: tree of shardings like the parameters', see `param_shardings`; None puts all on
         the first device. A device reads only its own slice.
       progress: show a bar on standard error.
@@ -142,51 +153,96 @@ def load_params(
     Raises:
       CheckpointError: if tensors are missing, unexpected or of another shape; it lists them all.
     """
-    _, abstract = abstract_model(config, dtype=dtype)
-    tensors = _match_tensors(config, abstract, source)
+    graphdef, abstract = abstract_model(replace(config, quantization=None), dtype=dtype)
+    # With the checkpoint's config again: its weights are not in fewer bits yet.
+    model = nnx.merge(graphdef, abstract)
+    model.config = config
+    quantized = {layer.path: layer for layer in quantized_layers(model, quantization)}
+    tensors = _match_tensors(config, abstract, quantized, source)
     _, target = abstract_model(config, dtype=dtype, quantization=quantization)
     if shardings is None:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shardings = jax.tree.map(lambda _: device, target)
     leaves, wanted = nnx.to_flat_state(abstract), dict(nnx.to_flat_state(target))
     places = dict(zip(wanted, jax.tree.leaves(shardings), strict=True))
-    total = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for _, leaf in leaves)
+    total = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in wanted.values())
     loaded: dict[Any, jax.Array] = {}
     with tqdm(
         total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress
     ) as bar:
         for (path, leaf), name in zip(leaves, tensors, strict=True):
-            is_quantized = path not in wanted
-            place = places[(*path, "values") if is_quantized else path]
-            # The tensor gets no name here: it must be gone before the next one is read.
-            array = _to_device(source.read(name).reshape(leaf.shape), leaf.dtype, place)
-            bar.update(array.nbytes)
-            if is_quantized and quantization is not None:
-                num_output_axes = len(wanted[*path, "scales"].shape)
-                shardings_of = tuple((part, places[*path, part]) for part in ("values", "scales"))
-                parts = _quantizer(quantization, num_output_axes, shardings_of)(array)
-                jax.block_until_ready(parts)  # type: ignore[no-untyped-call]
-                array.delete()
-                loaded |= {(*path, part): value for part, value in parts.items()}
+            layer = quantized.get(path)
+            places_here = {at: place for at, place in places.items() if at[: len(path)] == path}
+            if layer is None:
+                # The tensor gets no name here: it must be gone before the next one is read.
+                values = _read_plain(source, name).reshape(leaf.shape)
+                arrays = {path: _to_device(values, leaf.dtype, places[path])}
+                del values
+            elif layer.scheme is None:
+                values = _read_plain(source, name).reshape(leaf.shape)
+                arrays = _quantize(layer, values, leaf.dtype, places_here)
+                del values
             else:
-                loaded[path] = array
+                arrays = _load_quantized(layer, source, wanted, places_here)
+            loaded |= arrays
+            bar.update(sum(array.nbytes for array in arrays.values()))
+            del arrays
     params: nnx.State[Any, Any] = jax.tree.unflatten(
         jax.tree.structure(target), [loaded[path] for path in wanted]
     )
     return params
 
 
+def _quantize(
+    layer: QuantizedLayer, values: np.ndarray, dtype: np.dtype, places: _Places
+) -> dict[Any, jax.Array]:
+    """Return the parts of a weight that is quantised on the device, by their paths."""
+    shardings = tuple((path[-1], place) for path, place in places.items())
+    array = _to_device(values, dtype, dict(shardings)["values"])
+    parts = _quantizer(layer.form, layer.num_output_axes, shardings)(array)
+    jax.block_until_ready(parts)  # type: ignore[no-untyped-call]
+    array.delete()
+    return {(*layer.path, part): value for part, value in parts.items()}
+
+
+def _load_quantized(
+    layer: QuantizedLayer, source: TensorSource, wanted: dict[Any, Any], places: _Places
+) -> dict[Any, jax.Array]:
+    """Return the parts of a weight that the checkpoint has in fewer bits, by their paths."""
+    assert layer.scheme is not None
+    parts = read_layer(layer.scheme, layer.module, layer.shape, source.read)
+    bias = f"{layer.module}.bias"
+    # AutoGPTQ stores biases of zeros where a model has none.
+    if layer.layer.bias is None and bias in source.names() and source.read(bias).any():
+        raise CheckpointError(
+            f"tensor {bias} is not zero, but the model has no such bias; fetch the checkpoint "
+            "again, or correct the config."
+        )
+    return {
+        path: _to_device(parts[path[-1]].reshape(wanted[path].shape), wanted[path].dtype, place)
+        for path, place in places.items()
+    }
+
+
 @functools.lru_cache
 def _quantizer(
-    quantization: str,
+    form: WeightForm,
     num_output_axes: int,
     shardings: tuple[tuple[str, jax.sharding.Sharding], ...],
 ) -> Callable[[jax.Array], dict[str, jax.Array]]:
     """Return the compiled function from a weight to its parts; kept, as weights share shapes."""
-    quantize = functools.partial(
-        QUANTIZATIONS[quantization].quantize, num_output_axes=num_output_axes
-    )
+    quantize = functools.partial(form.quantize, num_output_axes=num_output_axes)
     return jax.jit(quantize, out_shardings=dict(shardings))
+
+
+def _read_plain(source: TensorSource, name: str) -> np.ndarray:
+    values = source.read(name)
+    if str(values.dtype) not in DTYPES:
+        raise CheckpointError(
+            f"tensor {name} has element type {values.dtype}; only {', '.join(DTYPES)} can be read "
+            "where the checkpoint's config names no quantization for it. Use another checkpoint."
+        )
+    return values
 
 
 def _to_device(values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding) -> jax.Array:
@@ -204,25 +260,35 @@ def _to_device(values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Shard
 
 
 def _match_tensors(
-    config: ModelConfig, abstract: nnx.State[Any, Any], source: TensorSource
+    config: ModelConfig,
+    abstract: nnx.State[Any, Any],
+    quantized: Mapping[Any, QuantizedLayer],
+    source: TensorSource,
 ) -> list[str]:
-    """Return the tensor of each parameter, in flattening order, or list all that does not fit."""
-    rules = {rule.path: rule for rule in ARCHITECTURES[config.architecture].weight_rules}
+    """Return the tensor of each parameter, in flattening order, or list all that does not fit.
+
+    Of a quantised layer it is the name that the tensor would have.
+    """
     available = set(source.names())
     tensors, missing, misshaped = [], [], []
+    known: set[str] = set()
     for path, leaf in nnx.to_flat_state(abstract):
-        layer = next((str(key) for key in path if isinstance(key, int)), "")
-        rule = rules[".".join("*" if isinstance(key, int) else str(key) for key in path)]
-        name = rule.name.replace("*", layer)
+        name = tensor_name(config.architecture, path)
         tensors.append(name)
-        expected = _checkpoint_shape(leaf.shape, rule)
-        if name not in available:
-            missing.append(name)
-        elif (actual := source.shape(name)) != expected:
-            misshaped.append(f"{name} {list(actual)} instead of {list(expected)}")
+        expected = {name: _checkpoint_shape(leaf.shape, weight_rule(config.architecture, path))}
+        layer = quantized.get(path)
+        if layer is not None and layer.scheme is not None:
+            expected = layer_tensors(layer.scheme, layer.module, layer.shape)
+            known.add(f"{layer.module}.bias")
+        known |= expected.keys()
+        for tensor, shape in expected.items():
+            if tensor not in available:
+                missing.append(tensor)
+            elif not same_shape(actual := source.shape(tensor), shape):
+                misshaped.append(f"{tensor} {list(actual)} instead of {list(shape)}")
     ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
     unexpected = sorted(
-        name for name in available - set(tensors) - ignored if not _IGNORED.search(name)
+        name for name in available - known - ignored if not _is_ignored(name, config)
     )
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": misshaped}
     if any(problems.values()):
@@ -232,6 +298,12 @@ def _match_tensors(
             f"{'; '.join(listed)}. Fetch the checkpoint again, or correct the config."
         )
     return tensors
+
+
+def _is_ignored(name: str, config: ModelConfig) -> bool:
+    if config.quantization is not None and config.quantization.ignores_tensor(name):
+        return True
+    return bool(_IGNORED.search(name))
 
 
 def _checkpoint_shape(shape: tuple[int, ...], rule: WeightRule) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ from paged.models.executables import ExecutableStore
 from paged.models.forward import abstract_model
 from paged.models.linear_packing import pack_linear_layers
 from paged.models.programs import ProgramSource
+from paged.models.quantization import resolve_quantization
 from paged.models.weights import load_params, resolve_dtype
 from paged.scheduler.admission import InputProcessor
 from paged.scheduler.artifacts import agree_with_artifact, check_artifact_fits
@@ -369,6 +370,9 @@ def resolve_config(
         max_num_batched_tokens=max_num_batched_tokens,
         long_prefill_token_threshold=threshold,
         dtype=dtype,
+        quantization=resolve_quantization(
+            config.quantization, model.quantization and model.quantization.method
+        ),
         kv_cache_dtype=kv_cache_dtype,
         async_scheduling=(
             platform != "cpu" if config.async_scheduling is None else config.async_scheduling
