@@ -1,138 +1,57 @@
-"""The decoder-only skeleton: attention over the paged cache, SwiGLU, pre-norm residuals.
+"""The decoder-only skeleton: attention over the paged cache and MLPs, on a residual stream.
 
-Families differ from it by configuration (biases, tied head, rotary scaling), not by code. Layers
-are unrolled, and each keeps its own cache array, so that a donated cache is updated in place.
+Families differ from it by configuration (where norms are, soft caps, windows, rotary embeddings),
+not by code. Layers are unrolled, and each keeps its own cache array, so that a donated cache is
+updated in place.
 """
 
 from typing import NamedTuple
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from paged.attention import AttentionPlan, plan_attention, ragged_paged_attention
+from paged.attention import AttentionPlan, plan_attention
 from paged.attention_call import AttentionCall
 from paged.cache_groups import CacheGroup, one_group
 from paged.metadata import AttentionMetadata
 from paged.models.batch import ForwardBatch
+from paged.models.branch import Branch
 from paged.models.config import ModelConfig
-from paged.models.layers import Embed, Linear, RMSNorm, project, project_gated
+from paged.models.layers import Embed, RMSNorm
+from paged.models.mlp import make_mlp
 from paged.models.rope import rope_cos_sin
-from paged.rope_write import rotate_and_write_kv
-
-
-class Attention(nnx.Module):
-    """Grouped-query attention with rotary embedding over one layer of the paged cache."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        sliding_window: int | None,
-        dtype: str,
-        attention_backend: str,
-        rngs: nnx.Rngs,
-    ) -> None:
-        self.sliding_window = sliding_window
-        self.attention_backend = attention_backend
-        q_axes = {"q_heads": config.num_q_heads, "head_dim": config.head_dim}
-        kv_axes = {"kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
-        embed = {"embed": config.hidden_size}
-
-        def project(equation: str, heads: dict[str, int]) -> Linear:
-            bias_axes = tuple(heads) if config.attention_bias else ()
-            return Linear(equation, heads | embed, bias_axes=bias_axes, dtype=dtype, rngs=rngs)
-
-        self.q_proj = project("TD,NHD->TNH", q_axes)
-        self.k_proj = project("TD,KHD->TKH", kv_axes)
-        self.v_proj = project("TD,KHD->TKH", kv_axes)
-        self.o_proj = Linear(
-            "TNH,DNH->TD",
-            embed | q_axes,
-            bias_axes=("embed",) if config.attention_output_bias else (),
-            dtype=dtype,
-            rngs=rngs,
-        )
-
-    def __call__(
-        self,
-        x: Float[Array, "num_tokens hidden"],
-        norm: RMSNorm,
-        kv_cache: Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
-        cos_sin: tuple[Array, Array],
-        metadata: AttentionMetadata,
-        plan: AttentionPlan,
-    ) -> tuple[
-        Float[Array, "num_tokens hidden"],
-        Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
-    ]:
-        """Return x plus the attention over `norm(x)`, and the cache with this step's keys."""
-        num_rows = metadata.num_rows
-        q, k, v = project(x, self.q_proj, self.k_proj, self.v_proj, norm=norm, num_rows=num_rows)
-        backend = self.attention_backend
-        q, kv_cache = rotate_and_write_kv(
-            q, k, v, kv_cache, *cos_sin, metadata.slot_mapping, backend=backend
-        )
-        mixed = ragged_paged_attention(
-            q,
-            kv_cache,
-            metadata.block_tables,
-            metadata.seq_lens,
-            metadata.query_start_loc,
-            sliding_window=self.sliding_window,
-            backend=backend,
-            plan=plan,
-        )
-        return self.o_proj(mixed, residual=x, num_rows=num_rows), kv_cache
-
-
-class MLP(nnx.Module):
-    """SwiGLU: `down(silu(gate(x)) * up(x))`. Source: arXiv:2002.05202."""
-
-    def __init__(self, config: ModelConfig, *, dtype: str, rngs: nnx.Rngs) -> None:
-        mlp, embed = {"mlp": config.intermediate_size}, {"embed": config.hidden_size}
-
-        def project(equation: str, out: dict[str, int], into: dict[str, int]) -> Linear:
-            bias_axes = tuple(out) if config.mlp_bias else ()
-            return Linear(equation, out | into, bias_axes=bias_axes, dtype=dtype, rngs=rngs)
-
-        self.gate_proj = project("TD,FD->TF", mlp, embed)
-        self.up_proj = project("TD,FD->TF", mlp, embed)
-        self.down_proj = project("TF,DF->TD", embed, mlp)
-
-    def __call__(
-        self, x: Float[Array, "num_tokens hidden"], norm: RMSNorm, num_rows: Int[Array, "1"]
-    ) -> Float[Array, "num_tokens hidden"]:
-        """Return x plus the MLP of `norm(x)`; rows from `num_rows` on are padding."""
-        mixed = project_gated(
-            x, self.gate_proj, self.up_proj, activation="silu", norm=norm, num_rows=num_rows
-        )
-        return self.down_proj(mixed, residual=x, num_rows=num_rows)
+from paged.models.self_attention import Attention
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and MLP, each behind a norm and added to the residual stream."""
+    """Attention and MLP, branches of the residual stream with the norms that the family has."""
 
     def __init__(
         self,
         config: ModelConfig,
+        layer: int,
         *,
-        sliding_window: int | None,
         dtype: str,
         attention_backend: str,
         rngs: nnx.Rngs,
     ) -> None:
-        size, epsilon = config.hidden_size, config.rms_norm_eps
-        self.attention_norm = RMSNorm(size, epsilon=epsilon, dtype=dtype)
+        def norm(places: tuple[str, ...]) -> RMSNorm | None:
+            return make_norm(config, dtype) if config.norms in places else None
+
+        self.multiplier = config.residual_multiplier
+        self.attention_norm = norm(("before", "around"))
         self.attention = Attention(
             config,
-            sliding_window=sliding_window,
+            sliding_window=config.layer_windows[layer],
             dtype=dtype,
             attention_backend=attention_backend,
             rngs=rngs,
         )
-        self.mlp_norm = RMSNorm(size, epsilon=epsilon, dtype=dtype)
-        self.mlp = MLP(config, dtype=dtype, rngs=rngs)
+        self.attention_post_norm = norm(("after", "around"))
+        self.mlp_norm = norm(("before", "around"))
+        self.mlp = make_mlp(config, layer, dtype=dtype, rngs=rngs)
+        self.mlp_post_norm = norm(("after", "around"))
 
     def __call__(
         self,
@@ -146,8 +65,20 @@ class DecoderLayer(nnx.Module):
         Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
     ]:
         """Return the residual stream after this layer, and the layer's updated cache."""
-        x, kv_cache = self.attention(x, self.attention_norm, kv_cache, cos_sin, metadata, plan)
-        return self.mlp(x, self.mlp_norm, metadata.num_rows), kv_cache
+        branch = Branch(self.attention_norm, self.attention_post_norm, self.multiplier)
+        x, kv_cache = self.attention(x, branch, kv_cache, cos_sin, metadata, plan)
+        branch = Branch(self.mlp_norm, self.mlp_post_norm, self.multiplier)
+        return self.mlp(x, branch, metadata.num_rows), kv_cache
+
+
+def make_norm(config: ModelConfig, dtype: str) -> RMSNorm:
+    """Return a norm of the residual stream."""
+    return RMSNorm(
+        {"embed": config.hidden_size},
+        epsilon=config.rms_norm_eps,
+        dtype=dtype,
+        adds_one=config.norm_adds_one,
+    )
 
 
 class _CachePlace(NamedTuple):
@@ -185,31 +116,28 @@ class DecoderLM(nnx.Module):
             for array, layer in enumerate(members.layers)
         }
         self.cache_places = tuple(places[layer] for layer in range(config.num_layers))
-        size, vocab_size = config.hidden_size, config.vocab_size
-        self.embed = Embed(vocab_size, size, dtype=dtype, rngs=rngs)
-        self.layers = nnx.List(
-            DecoderLayer(
-                config,
-                sliding_window=window,
-                dtype=dtype,
-                attention_backend=attention_backend,
-                rngs=rngs,
-            )
-            for window in config.layer_windows
-        )
-        self.norm = RMSNorm(size, epsilon=config.rms_norm_eps, dtype=dtype)
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else Embed(vocab_size, size, dtype=dtype, rngs=rngs)
+        self.embed = _table(config, dtype=dtype, is_head=tied, rngs=rngs)
+        self.layers = nnx.List(
+            DecoderLayer(config, layer, dtype=dtype, attention_backend=attention_backend, rngs=rngs)
+            for layer in range(config.num_layers)
+        )
+        self.norm = make_norm(config, dtype)
+        self.lm_head = None if tied else _table(config, dtype=dtype, is_head=True, rngs=rngs)
 
     def __call__(
         self, batch: ForwardBatch, kv_layers: tuple[Array, ...]
     ) -> tuple[Float[Array, "num_tokens hidden"], tuple[Array, ...]]:
         """Return the hidden states after the final norm, and the updated cache arrays."""
-        cos_sin = rope_cos_sin(batch.positions, self.config.rope, self.config.head_dim)
+        ropes = [self.config.layer_rope(layer) for layer in range(self.config.num_layers)]
+        cos_sin = {
+            rope: rope_cos_sin(batch.positions, rope, self.config.head_dim)
+            for rope in dict.fromkeys(ropes)
+        }
         x = self.embed(batch.token_ids)
         plans: dict[tuple[int, int | None], AttentionPlan] = {}
         arrays = list(kv_layers)
-        for layer, place in zip(self.layers, self.cache_places, strict=True):
+        for layer, rope, place in zip(self.layers, ropes, self.cache_places, strict=True):
             metadata = batch.attention[place.group]
             window = layer.attention.sliding_window
             plan = plans.get((place.group, window))
@@ -217,7 +145,7 @@ class DecoderLM(nnx.Module):
                 plan = self._plan_attention(metadata, x, arrays[0], window)
                 plans[place.group, window] = plan
             x, arrays[place.array] = _apply_layer(
-                layer, x, arrays[place.array], cos_sin, metadata, plan
+                layer, x, arrays[place.array], cos_sin[rope], metadata, plan
             )
         return self.norm(x), tuple(arrays)
 
@@ -234,6 +162,7 @@ class DecoderLM(nnx.Module):
             q_dtype=str(x.dtype),
             kv_cache_dtype=str(kv_cache.dtype),
             sliding_window=window,
+            soft_cap=self.config.attention_soft_cap,
         )
         return plan_attention(
             metadata.block_tables,
@@ -251,6 +180,19 @@ class DecoderLM(nnx.Module):
     def head(self) -> Embed:
         """The table that gives the logits: the input embedding if they are tied."""
         return self.embed if self.lm_head is None else self.lm_head
+
+
+def _table(config: ModelConfig, *, dtype: str, is_head: bool, rngs: nnx.Rngs) -> Embed:
+    """Return the embedding, or the head, or, if they are tied, what is both."""
+    return Embed(
+        config.vocab_size,
+        config.hidden_size,
+        dtype=dtype,
+        rngs=rngs,
+        multiplier=config.embedding_multiplier,
+        logit_divisor=config.logit_divisor if is_head else 1.0,
+        logit_soft_cap=config.logit_soft_cap if is_head else None,
+    )
 
 
 @jax.jit

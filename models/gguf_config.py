@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from paged.models.config import ModelConfig, UnsupportedModelError
-from paged.models.errors import CheckpointError
+from paged.models.config import ModelConfig
+from paged.models.errors import CheckpointError, UnsupportedModelError
 from paged.models.gguf_file import GGUFFile
 
 ROPE_FACTORS = "rope_freqs.weight"

@@ -81,10 +81,8 @@ class Linear(nnx.Module):
         if packed is None:
             y = self._product(x)
             return y if residual is None else residual + y
-        rows, inputs = None if residual is None else _rows(residual), _rows(x)
-        if packed.order is not None:
-            inputs = jnp.take(inputs, packed.order, axis=1, mode="clip")
-            packed = packed._replace(order=None)
+        rows = None if residual is None else _rows(residual)
+        inputs, packed = _in_order(_rows(x), packed)
         (y,) = packed_linear(inputs, [packed], residual=rows, num_rows=num_rows)
         return y.reshape(x.shape[0], *self.output_shape)
 
@@ -102,54 +100,109 @@ class Linear(nnx.Module):
 
 
 class Embed(nnx.Module):
-    """A table of one vector per token: the input embedding, and the output head."""
+    """A table of one vector per token: the input embedding, and the output head.
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: str, rngs: nnx.Rngs) -> None:
+    Args:
+      vocab_size, hidden_size: its shape.
+      dtype: element type of the parameters.
+      rngs: source of the initial values.
+      multiplier: of the vectors that are looked up.
+      logit_divisor: what logits are divided by; positive.
+      logit_soft_cap: logits then become `cap * tanh(logits / cap)`; None: as they are.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        dtype: str,
+        rngs: nnx.Rngs,
+        multiplier: float = 1.0,
+        logit_divisor: float = 1.0,
+        logit_soft_cap: float | None = None,
+    ) -> None:
         axes = {"vocab": vocab_size, "embed": hidden_size}
         self.weight: StoredWeight = random_weight(axes, dtype=dtype, rngs=rngs)
         self.bias = None
         self.output_shape = (vocab_size,)
         self.hidden_size = hidden_size
         self.dtype = jnp.dtype(dtype)
+        self.multiplier = multiplier
+        self.logit_divisor = logit_divisor
+        self.logit_soft_cap = logit_soft_cap
 
     def __call__(self, token_ids: Int[Array, "num_tokens"]) -> Float[Array, "num_tokens hidden"]:
         """Return the vectors of `token_ids`, which the scheduler has checked."""
-        return look_up(self.weight, token_ids, self.hidden_size, self.dtype)
+        vectors = look_up(self.weight, token_ids, self.hidden_size, self.dtype)
+        # The multiplier is rounded to the type of the vectors, as it is where Gemma was trained.
+        return vectors if self.multiplier == 1 else vectors * self.multiplier
 
     def logits(self, hidden: Float[Array, "n hidden"]) -> Float[Array, "n vocab_size"]:
+        """Return the float32 logits of `hidden`."""
+        logits = self._products(hidden)
+        if self.logit_divisor != 1:
+            logits = logits / self.logit_divisor
+        if self.logit_soft_cap is not None:
+            logits = jnp.tanh(logits / self.logit_soft_cap) * self.logit_soft_cap
+        return logits
+
+    def best_tokens(self, hidden: Float[Array, "n hidden"]) -> Int[Array, "n"]:
+        """Return the first token with the largest logit of each row, int32.
+
+        Products are compared: division by the divisor and the soft cap keep their order.
+        """
+        (vocab_size,) = self.output_shape
+        packed = packed_weight(self.weight, vocab_size)
+        if packed is None:
+            return take_best(self._products(hidden))
+        rows, packed = _in_order(hidden, packed)
+        return packed_best(rows, packed)
+
+    def _products(self, hidden: Array) -> Array:
         """Return the float32 product of `hidden` with every token's vector."""
         (vocab_size,) = self.output_shape
         packed = packed_weight(self.weight, vocab_size)
         if packed is None:
             return multiply_float32(self.weight, hidden, vocab_size)
-        (logits,) = packed_linear(hidden, [packed], out_dtype="float32")
-        return logits
-
-    def best_tokens(self, hidden: Float[Array, "n hidden"]) -> Int[Array, "n"]:
-        """Return the first token with the largest logit of each row, int32."""
-        (vocab_size,) = self.output_shape
-        packed = packed_weight(self.weight, vocab_size)
-        if packed is None:
-            return take_best(self.logits(hidden))
-        return packed_best(hidden, packed)
+        rows, packed = _in_order(hidden, packed)
+        (products,) = packed_linear(rows, [packed], out_dtype="float32")
+        return products
 
 
 class RMSNorm(nnx.Module):
-    """Scale each row to root mean square 1, then by the weight; computed in float32.
+    """Scale to root mean square 1, then by the weight; computed in float32.
+
+    Args:
+      axes: logical name and size of the axes, the last ones of the input, over which the mean is
+        taken; the weight has them.
+      epsilon: added to the mean square.
+      dtype: element type of the weight.
+      adds_one: 1 is added to the weight first, in float32.
 
     Source: arXiv:1910.07467.
     """
 
-    def __init__(self, size: int, *, epsilon: float, dtype: str) -> None:
+    def __init__(
+        self, axes: dict[str, int], *, epsilon: float, dtype: str, adds_one: bool = False
+    ) -> None:
         self.epsilon = epsilon
-        self.weight = parameter(jnp.ones((size,), dtype), ("embed",))
+        self.adds_one = adds_one
+        initial = jnp.zeros if adds_one else jnp.ones
+        self.weight = parameter(initial(tuple(axes.values()), dtype), tuple(axes))
 
-    def __call__(self, x: Float[Array, "num_tokens size"]) -> Float[Array, "num_tokens size"]:
-        """Return the normalised rows in x's dtype."""
+    def __call__(self, x: Float[Array, "num_tokens ..."]) -> Float[Array, "num_tokens ..."]:
+        """Return the normalised input in x's dtype."""
+        scale = self.scale().astype(jnp.float32)
         wide = x.astype(jnp.float32)
-        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        axes = tuple(range(-scale.ndim, 0))
+        mean_square = jnp.mean(jnp.square(wide), axis=axes, keepdims=True)
         normed = wide * jax.lax.rsqrt(mean_square + self.epsilon)
-        return (normed * self.weight[...].astype(jnp.float32)[None]).astype(x.dtype)
+        return (normed * jnp.expand_dims(scale, tuple(range(x.ndim - scale.ndim)))).astype(x.dtype)
+
+    def scale(self) -> Array:
+        """Return what is multiplied by: the weight, or 1 plus the weight in float32."""
+        return 1 + self.weight[...].astype(jnp.float32) if self.adds_one else self.weight[...]
 
 
 def project(
@@ -210,7 +263,14 @@ def _all_packed(layers: tuple[Linear, ...]) -> list[PackedWeight] | None:
 
 
 def _packed_norm(norm: RMSNorm | None) -> PackedNorm | None:
-    return None if norm is None else PackedNorm(norm.weight[...], norm.epsilon)
+    return None if norm is None else PackedNorm(norm.scale(), norm.epsilon)
+
+
+def _in_order(x: Array, packed: PackedWeight) -> tuple[Array, PackedWeight]:
+    """Return rows with their inputs in a weight's order, and the weight to multiply them with."""
+    if packed.order is None:
+        return x, packed
+    return jnp.take(x, packed.order, axis=1, mode="clip"), packed._replace(order=None)
 
 
 def _rows(x: Array) -> Array:

@@ -6,8 +6,8 @@ from typing import Any
 
 from flax import nnx
 
-from paged.models.config import UnsupportedModelError
 from paged.models.decoder import DecoderLM
+from paged.models.errors import UnsupportedModelError
 from paged.models.layers import Embed, Linear
 from paged.models.quantized.checkpoint_format import LayerScheme
 from paged.models.quantized.form import WeightForm, store
@@ -41,11 +41,6 @@ class QuantizedLayer:
     def num_output_axes(self) -> int:
         """How many axes of the weight, the first, are outputs."""
         return len(self.layer.output_shape)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The weight's numbers of outputs and of inputs."""
-        return _shape(self.layer)
 
 
 def quantized_layers(model: DecoderLM, quantization: str | None) -> list[QuantizedLayer]:

@@ -11,6 +11,9 @@ from paged.models.decoder import DecoderLM
 class WeightRule:
     """Where one parameter lies in a checkpoint, in every layer.
 
+    Parameters whose rules name one tensor lie side by side in it, along its first axis, in the
+    order of the rules.
+
     Attributes:
       path: path of the parameter in the model, dotted; `*` is the layer number.
       name: name of the tensor in the checkpoint; `*` is the same number.
@@ -30,16 +33,24 @@ class Architecture:
     Attributes:
       build: called as `DecoderLM` is.
       weight_rules: one row per parameter that some config of this architecture has.
+      models: what is published under this name, for people.
+      notes: what sets it apart, for people.
     """
 
     build: Callable[..., DecoderLM]
     weight_rules: tuple[WeightRule, ...]
+    models: str
+    notes: str
 
 
 _ATTENTION, _MLP = "model.layers.*.self_attn", "model.layers.*.mlp"
-_DECODER_RULES = (
+
+_TOP = (
     WeightRule("embed.weight", "model.embed_tokens.weight"),
-    WeightRule("layers.*.attention_norm.weight", "model.layers.*.input_layernorm.weight"),
+    WeightRule("norm.weight", "model.norm.weight"),
+    WeightRule("lm_head.weight", "lm_head.weight"),
+)
+_ATTENTION_RULES = (
     WeightRule("layers.*.attention.q_proj.weight", f"{_ATTENTION}.q_proj.weight", 0),
     WeightRule("layers.*.attention.k_proj.weight", f"{_ATTENTION}.k_proj.weight", 0),
     WeightRule("layers.*.attention.v_proj.weight", f"{_ATTENTION}.v_proj.weight", 0),
@@ -48,32 +59,110 @@ _DECODER_RULES = (
     WeightRule("layers.*.attention.k_proj.bias", f"{_ATTENTION}.k_proj.bias", 0),
     WeightRule("layers.*.attention.v_proj.bias", f"{_ATTENTION}.v_proj.bias", 0),
     WeightRule("layers.*.attention.o_proj.bias", f"{_ATTENTION}.o_proj.bias"),
-    WeightRule("layers.*.mlp_norm.weight", "model.layers.*.post_attention_layernorm.weight"),
+)
+_FUSED_ATTENTION_RULES = (
+    WeightRule("layers.*.attention.q_proj.weight", f"{_ATTENTION}.qkv_proj.weight", 0),
+    WeightRule("layers.*.attention.k_proj.weight", f"{_ATTENTION}.qkv_proj.weight", 0),
+    WeightRule("layers.*.attention.v_proj.weight", f"{_ATTENTION}.qkv_proj.weight", 0),
+    WeightRule("layers.*.attention.o_proj.weight", f"{_ATTENTION}.o_proj.weight", 1),
+)
+_HEAD_NORM_RULES = (
+    WeightRule("layers.*.attention.q_norm.weight", f"{_ATTENTION}.q_norm.weight"),
+    WeightRule("layers.*.attention.k_norm.weight", f"{_ATTENTION}.k_norm.weight"),
+)
+_ALL_HEADS_NORM_RULES = (
+    WeightRule("layers.*.attention.q_norm.weight", f"{_ATTENTION}.q_norm.weight", 0),
+    WeightRule("layers.*.attention.k_norm.weight", f"{_ATTENTION}.k_norm.weight", 0),
+)
+_MLP_RULES = (
     WeightRule("layers.*.mlp.gate_proj.weight", f"{_MLP}.gate_proj.weight"),
     WeightRule("layers.*.mlp.up_proj.weight", f"{_MLP}.up_proj.weight"),
     WeightRule("layers.*.mlp.down_proj.weight", f"{_MLP}.down_proj.weight"),
     WeightRule("layers.*.mlp.gate_proj.bias", f"{_MLP}.gate_proj.bias"),
     WeightRule("layers.*.mlp.up_proj.bias", f"{_MLP}.up_proj.bias"),
     WeightRule("layers.*.mlp.down_proj.bias", f"{_MLP}.down_proj.bias"),
-    WeightRule("norm.weight", "model.norm.weight"),
-    WeightRule("lm_head.weight", "lm_head.weight"),
+)
+_FUSED_MLP_RULES = (
+    WeightRule("layers.*.mlp.gate_proj.weight", f"{_MLP}.gate_up_proj.weight"),
+    WeightRule("layers.*.mlp.up_proj.weight", f"{_MLP}.gate_up_proj.weight"),
+    WeightRule("layers.*.mlp.down_proj.weight", f"{_MLP}.down_proj.weight"),
 )
 
+
+def _norms(**names: str) -> tuple[WeightRule, ...]:
+    """Return rules for norms of a layer, by the name of the parameter."""
+    return tuple(
+        WeightRule(f"layers.*.{path}.weight", f"model.layers.*.{name}.weight")
+        for path, name in names.items()
+    )
+
+
+# "post_attention_layernorm" is what comes after the attention block: the norm before the MLP where
+# norms are before, that of the attention's output elsewhere.
+_NORMS_BEFORE = _norms(attention_norm="input_layernorm", mlp_norm="post_attention_layernorm")
+_NORMS_AFTER = _norms(
+    attention_post_norm="post_attention_layernorm", mlp_post_norm="post_feedforward_layernorm"
+)
+_NORMS_AROUND = (
+    *_norms(attention_norm="input_layernorm", mlp_norm="pre_feedforward_layernorm"),
+    *_NORMS_AFTER,
+)
+_LLAMA = (*_TOP, *_NORMS_BEFORE, *_ATTENTION_RULES, *_MLP_RULES)
+_QWEN3 = (*_LLAMA, *_HEAD_NORM_RULES)
+_GEMMA2 = (*_TOP, *_NORMS_AROUND, *_ATTENTION_RULES, *_MLP_RULES)
+_GEMMA3 = (*_GEMMA2, *_HEAD_NORM_RULES)
+_PHI3 = (*_TOP, *_NORMS_BEFORE, *_FUSED_ATTENTION_RULES, *_FUSED_MLP_RULES)
+_OLMO2 = (*_TOP, *_NORMS_AFTER, *_ATTENTION_RULES, *_ALL_HEADS_NORM_RULES, *_MLP_RULES)
+
 ARCHITECTURES: dict[str, Architecture] = {
-    "LlamaForCausalLM": Architecture(DecoderLM, _DECODER_RULES),
-    "MistralForCausalLM": Architecture(DecoderLM, _DECODER_RULES),
-    "Qwen2ForCausalLM": Architecture(DecoderLM, _DECODER_RULES),
+    "Gemma2ForCausalLM": Architecture(
+        DecoderLM,
+        _GEMMA2,
+        "Gemma 2",
+        "soft caps, norms around each block, a window in every other layer",
+    ),
+    "Gemma3ForCausalLM": Architecture(
+        DecoderLM,
+        _GEMMA3,
+        "Gemma 3 (text)",
+        "q and k norms, windows in five of six layers, two rotary embeddings",
+    ),
+    "GraniteForCausalLM": Architecture(
+        DecoderLM,
+        _LLAMA,
+        "Granite 3 (dense)",
+        "multipliers of embedding, attention, residual and logits",
+    ),
+    "LlamaForCausalLM": Architecture(
+        DecoderLM,
+        _LLAMA,
+        "Llama 2 and 3, SmolLM2, TinyLlama, Yi",
+        "rotary scaling of Llama 3.1, linear, dynamic, yarn",
+    ),
+    "MistralForCausalLM": Architecture(
+        DecoderLM, _LLAMA, "Mistral", "a window in every layer, or none"
+    ),
+    "Olmo2ForCausalLM": Architecture(
+        DecoderLM, _OLMO2, "OLMo 2", "norms after each block, q and k norms over all heads"
+    ),
+    "Phi3ForCausalLM": Architecture(
+        DecoderLM,
+        _PHI3,
+        "Phi-3, Phi-3.5, Phi-4 (mini, too)",
+        "fused projections, rotation of a part of the head, longrope",
+    ),
+    "Qwen2ForCausalLM": Architecture(
+        DecoderLM, _LLAMA, "Qwen2, Qwen2.5", "biases on q, k and v, windows in upper layers"
+    ),
+    "Qwen3ForCausalLM": Architecture(
+        DecoderLM, _QWEN3, "Qwen3 (dense)", "q and k norms, head size of its own"
+    ),
 }
-
-
-def weight_rule(architecture: str, path: Sequence[Any]) -> WeightRule:
-    """Return the rule for the parameter at a path of the model, in whichever layer it is."""
-    dotted = ".".join("*" if isinstance(key, int) else str(key) for key in path)
-    rules = ARCHITECTURES[architecture].weight_rules
-    return next(rule for rule in rules if rule.path == dotted)
 
 
 def tensor_name(architecture: str, path: Sequence[Any]) -> str:
     """Return the checkpoint's name for the tensor of the parameter at a path of the model."""
     layer = next((str(key) for key in path if isinstance(key, int)), "")
-    return weight_rule(architecture, path).name.replace("*", layer)
+    dotted = ".".join("*" if isinstance(key, int) else str(key) for key in path)
+    rules = ARCHITECTURES[architecture].weight_rules
+    return next(rule.name for rule in rules if rule.path == dotted).replace("*", layer)

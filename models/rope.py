@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from paged.models.config import RopeConfig
+from paged.models.rope_config import RopeConfig
 
 
 def rope_cos_sin(
     positions: Int[Array, "num_tokens"], config: RopeConfig, head_dim: int
 ) -> tuple[Float[Array, "num_tokens half_dim"], Float[Array, "num_tokens half_dim"]]:
-    """Return cosine and sine of every token's angles, `[num_tokens, head_dim // 2]` float32.
+    """Return cosine and sine of every token's angles, `[num_tokens, rotary_dim // 2]` float32.
 
-    Computed once per step and shared by all layers; the yarn attention factor is included.
+    Computed once per step and shared by layers; the attention factor is included.
     """
     # float32: bfloat16 cannot represent every integer above 256, and these are positions.
     angles = positions[:, None].astype(jnp.float32) * inverse_frequencies(config, head_dim)[None]
@@ -27,16 +27,18 @@ def rope_cos_sin(
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
-    """Return radians per position of each feature pair, float32 `[head_dim // 2]`.
+    """Return radians per position of each feature pair that is rotated, float32 `[pairs]`.
 
     "dynamic" is evaluated at the longest context it is made for, `factor` times the original: the
     reference formula follows the current length, which a KV cache cannot, and vLLM fixes the same
-    length. Results for short prompts therefore differ from a cache-free reference.
+    length. Results for short prompts therefore differ from a cache-free reference. "longrope" is
+    that of the longest context that is served, for the same reason.
 
     Source: arXiv:2104.09864 (default), arXiv:2306.15595 (linear), arXiv:2309.00071 (dynamic, yarn),
-    arXiv:2407.21783 (llama3), and transformers for what the papers leave open.
+    arXiv:2407.21783 (llama3), arXiv:2402.13753 (longrope), and transformers for what the papers
+    leave open.
     """
-    theta = config.theta
+    theta, head_dim = config.theta, config.rotary_dim(head_dim)
     if config.kind == "dynamic":
         growth = config.factor * config.factor - (config.factor - 1)
         theta *= growth ** (head_dim / (head_dim - 2))
@@ -47,15 +49,23 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
         frequencies = _llama3(frequencies, config)
     elif config.kind == "yarn":
         frequencies = _yarn(frequencies, config, head_dim)
+    elif config.kind == "longrope":
+        assert config.context_length is not None, config
+        is_long = config.context_length > _original_length(config)
+        frequencies = frequencies / np.array(config.long_factor if is_long else config.short_factor)
     return frequencies.astype(np.float32)
 
 
 def attention_factor(config: RopeConfig) -> float:
-    """Return the factor on cosine and sine; 1 for every kind but "yarn"."""
-    if config.kind != "yarn":
+    """Return the factor on cosine and sine; 1 for every kind but "yarn" and "longrope"."""
+    if config.kind not in ("yarn", "longrope"):
         return 1.0
     if config.attention_factor is not None:
         return config.attention_factor
+    if config.kind == "longrope":
+        if config.factor <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(config.factor) / math.log(_original_length(config)))
     if config.mscale is not None and config.mscale_all_dim is not None:
         return _mscale(config.factor, config.mscale) / _mscale(config.factor, config.mscale_all_dim)
     return _mscale(config.factor, 1.0)

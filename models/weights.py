@@ -7,11 +7,10 @@ weights themselves, loading needs about the memory of the largest tensor.
 import functools
 import json
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -25,8 +24,8 @@ from paged.models.forward import abstract_model
 from paged.models.json_file import read_json
 from paged.models.quantization import QuantizedLayer, quantized_layers
 from paged.models.quantized.form import WeightForm
-from paged.models.quantized.reading import layer_tensors, read_layer, same_shape
-from paged.models.registry import WeightRule, tensor_name, weight_rule
+from paged.models.tensor_places import TensorPlace, match_tensors
+from paged.models.tensor_source import TensorSource
 
 SAFETENSORS_FILE = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
@@ -41,28 +40,9 @@ _SAFETENSORS_DTYPES = {
     "I32": np.dtype(np.int32),
     "I64": np.dtype(np.int64),
 }
-# Buffers that old checkpoints store and that follow from the config.
-_IGNORED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
-
 
 type _Places = Mapping[Any, jax.sharding.Sharding]
 """Path of a parameter -> where it lies."""
-
-
-class TensorSource(Protocol):
-    """Named tensors of a checkpoint, under Hugging Face names and in that layout."""
-
-    def names(self) -> list[str]:
-        """Return the names of all tensors."""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of one tensor, without reading it."""
-
-    def read(self, name: str) -> np.ndarray:
-        """Return one tensor: a read-only view of a file, or a writable array for the caller."""
-
-    def close(self) -> None:
-        """Let go of the files; nothing can be read any more."""
 
 
 class SafetensorsSource:
@@ -158,7 +138,7 @@ def load_params(
     model = nnx.merge(graphdef, abstract)
     model.config = config
     quantized = {layer.path: layer for layer in quantized_layers(model, quantization)}
-    tensors = _match_tensors(config, abstract, quantized, source)
+    tensors = match_tensors(config, abstract, quantized, source)
     _, target = abstract_model(config, dtype=dtype, quantization=quantization)
     if shardings is None:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -170,20 +150,16 @@ def load_params(
     with tqdm(
         total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress
     ) as bar:
-        for (path, leaf), name in zip(leaves, tensors, strict=True):
+        for (path, leaf), place in zip(leaves, tensors, strict=True):
             layer = quantized.get(path)
-            places_here = {at: place for at, place in places.items() if at[: len(path)] == path}
+            places_here = {at: where for at, where in places.items() if at[: len(path)] == path}
+            # No tensor gets a name here: it must be gone before the next one is read.
             if layer is None:
-                # The tensor gets no name here: it must be gone before the next one is read.
-                values = _read_plain(source, name).reshape(leaf.shape)
-                arrays = {path: _to_device(values, leaf.dtype, places[path])}
-                del values
+                arrays = {path: _to_device(place.read(source), leaf.dtype, places[path])}
             elif layer.scheme is None:
-                values = _read_plain(source, name).reshape(leaf.shape)
-                arrays = _quantize(layer, values, leaf.dtype, places_here)
-                del values
+                arrays = _quantize(layer, place.read(source), leaf.dtype, places_here)
             else:
-                arrays = _load_quantized(layer, source, wanted, places_here)
+                arrays = _load_quantized(layer, place, source, wanted, places_here)
             loaded |= arrays
             bar.update(sum(array.nbytes for array in arrays.values()))
             del arrays
@@ -206,21 +182,17 @@ def _quantize(
 
 
 def _load_quantized(
-    layer: QuantizedLayer, source: TensorSource, wanted: dict[Any, Any], places: _Places
+    layer: QuantizedLayer,
+    place: TensorPlace,
+    source: TensorSource,
+    wanted: dict[Any, Any],
+    places: _Places,
 ) -> dict[Any, jax.Array]:
     """Return the parts of a weight that the checkpoint has in fewer bits, by their paths."""
-    assert layer.scheme is not None
-    parts = read_layer(layer.scheme, layer.module, layer.shape, source.read)
-    bias = f"{layer.module}.bias"
-    # AutoGPTQ stores biases of zeros where a model has none.
-    if layer.layer.bias is None and bias in source.names() and source.read(bias).any():
-        raise CheckpointError(
-            f"tensor {bias} is not zero, but the model has no such bias; fetch the checkpoint "
-            "again, or correct the config."
-        )
+    parts = place.read_quantized(source, layer)
     return {
-        path: _to_device(parts[path[-1]].reshape(wanted[path].shape), wanted[path].dtype, place)
-        for path, place in places.items()
+        path: _to_device(parts[path[-1]].reshape(wanted[path].shape), wanted[path].dtype, where)
+        for path, where in places.items()
     }
 
 
@@ -235,16 +207,6 @@ def _quantizer(
     return jax.jit(quantize, out_shardings=dict(shardings))
 
 
-def _read_plain(source: TensorSource, name: str) -> np.ndarray:
-    values = source.read(name)
-    if str(values.dtype) not in DTYPES:
-        raise CheckpointError(
-            f"tensor {name} has element type {values.dtype}; only {', '.join(DTYPES)} can be read "
-            "where the checkpoint's config names no quantization for it. Use another checkpoint."
-        )
-    return values
-
-
 def _to_device(values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding) -> jax.Array:
     def device_slice(index: tuple[slice, ...] | None) -> np.ndarray:
         part = values[index]
@@ -257,60 +219,6 @@ def _to_device(values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Shard
     # Waited for, or the buffers of many tensors would be in flight at once.
     jax.block_until_ready(array)  # type: ignore[no-untyped-call]
     return array
-
-
-def _match_tensors(
-    config: ModelConfig,
-    abstract: nnx.State[Any, Any],
-    quantized: Mapping[Any, QuantizedLayer],
-    source: TensorSource,
-) -> list[str]:
-    """Return the tensor of each parameter, in flattening order, or list all that does not fit.
-
-    Of a quantised layer it is the name that the tensor would have.
-    """
-    available = set(source.names())
-    tensors, missing, misshaped = [], [], []
-    known: set[str] = set()
-    for path, leaf in nnx.to_flat_state(abstract):
-        name = tensor_name(config.architecture, path)
-        tensors.append(name)
-        expected = {name: _checkpoint_shape(leaf.shape, weight_rule(config.architecture, path))}
-        layer = quantized.get(path)
-        if layer is not None and layer.scheme is not None:
-            expected = layer_tensors(layer.scheme, layer.module, layer.shape)
-            known.add(f"{layer.module}.bias")
-        known |= expected.keys()
-        for tensor, shape in expected.items():
-            if tensor not in available:
-                missing.append(tensor)
-            elif not same_shape(actual := source.shape(tensor), shape):
-                misshaped.append(f"{tensor} {list(actual)} instead of {list(shape)}")
-    ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    unexpected = sorted(
-        name for name in available - known - ignored if not _is_ignored(name, config)
-    )
-    problems = {"missing": missing, "unexpected": unexpected, "of another shape": misshaped}
-    if any(problems.values()):
-        listed = [f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names]
-        raise CheckpointError(
-            f"the checkpoint's tensors do not fit its config ({config.architecture}); "
-            f"{'; '.join(listed)}. Fetch the checkpoint again, or correct the config."
-        )
-    return tensors
-
-
-def _is_ignored(name: str, config: ModelConfig) -> bool:
-    if config.quantization is not None and config.quantization.ignores_tensor(name):
-        return True
-    return bool(_IGNORED.search(name))
-
-
-def _checkpoint_shape(shape: tuple[int, ...], rule: WeightRule) -> tuple[int, ...]:
-    axis = rule.heads_axis
-    if axis is None:
-        return shape
-    return (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
 
 
 @dataclass(frozen=True, slots=True)

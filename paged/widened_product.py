@@ -33,22 +33,33 @@ def widened_product(
     """
     array, axis = parts[0]
     num_outputs, block = array.shape[axis], _outputs_of_block(x)
+    if backends.current_platform() != "cpu" or num_outputs <= block:
+        return _product(x, widen(*(part for part, _ in parts)))
 
-    def product(first: int | Array, size: int) -> Array:
-        cut = [jax.lax.dynamic_slice_in_dim(part, first, size, axis) for part, axis in parts]
-        weight = widen(*cut).astype(x.dtype)
-        return jnp.einsum("TD,FD->TF", x, weight, preferred_element_type=jnp.float32)
+    def product_of(first: int | Array, size: int) -> Array:
+        return _product(x, widen(*(_outputs_of(*part, first, size) for part in parts)))
 
     num_blocks, rest = divmod(num_outputs, block)
-    if backends.current_platform() != "cpu" or num_blocks + bool(rest) < 2:
-        weight = widen(*(part for part, _ in parts)).astype(x.dtype)
-        return jnp.einsum("TD,FD->TF", x, weight, preferred_element_type=jnp.float32)
     starts = jnp.arange(num_blocks) * block
-    blocks: Array = jax.lax.map(lambda first: product(first, block), starts)
+    blocks: Array = jax.lax.map(lambda first: product_of(first, block), starts)
     y = blocks.swapaxes(0, 1).reshape(x.shape[0], -1)
     if not rest:
         return y
-    return jnp.concatenate([y, product(num_blocks * block, rest)], axis=1)
+    return jnp.concatenate([y, product_of(num_blocks * block, rest)], axis=1)
+
+
+def _product(x: Array, weight: Array) -> Array:
+    weight = weight.astype(x.dtype)
+    return jnp.einsum("TD,FD->TF", x, weight, preferred_element_type=jnp.float32)
+
+
+def _outputs_of(part: Array, axis: int, first: int | Array, size: int) -> Array:
+    if part.dtype != jnp.float8_e4m3fn:
+        return jax.lax.dynamic_slice_in_dim(part, first, size, axis)
+    # As bytes: XLA:CPU slices no float8, and would widen all of it first.
+    as_bytes = jax.lax.bitcast_convert_type(part, jnp.uint8)
+    cut = jax.lax.dynamic_slice_in_dim(as_bytes, first, size, axis)
+    return jax.lax.bitcast_convert_type(cut, part.dtype)
 
 
 def _outputs_of_block(x: Array) -> int:

@@ -87,6 +87,7 @@ def _calls(config: EngineConfig, model: ModelConfig) -> list[AttentionCall]:
             q_dtype=config.dtype,
             kv_cache_dtype=kv_element_type(config.kv_cache_dtype),
             sliding_window=window,
+            soft_cap=model.attention_soft_cap,
         )
         for window in dict.fromkeys(model.layer_windows)
     ]

@@ -81,7 +81,7 @@ def compile_artifact(
         )
         config = dataclasses.replace(config, num_gpu_blocks_override=num_blocks)
         graphdef, params = abstract_model(
-            shape,
+            shape.for_context(limits.max_model_len),
             dtype=config.dtype,
             attention_backend=config.attention_backend,
             cache_groups=groups,

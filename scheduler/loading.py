@@ -216,7 +216,8 @@ def _load_runner(
     progress: bool,
 ) -> tuple[ModelRunner, TierManager | None]:
     """Load the weights, allocate the KV cache and its tiers, and compile every step."""
-    limits, model = StepLimits.of(config), checkpoint.model_config
+    limits = StepLimits.of(config)
+    model = checkpoint.model_config.for_context(limits.max_model_len)
     graphdef, _ = abstract_model(
         model,
         dtype=config.dtype,

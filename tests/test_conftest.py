@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import jaxtyping
 import pytest
 
-from paged.models.config import RopeConfig
 from paged.models.rope import rope_cos_sin
+from paged.models.rope_config import RopeConfig
 
 TESTS = pathlib.Path(__file__).parent
 

@@ -66,7 +66,7 @@ def read_awq(fields: Mapping[str, Any]) -> CheckpointFormat:
     """Return the format that the `quantization_config` of an AWQ checkpoint describes.
 
     Raises:
-      UnsupportedQuantizationError: if it is none that is implemented.
+      UnsupportedModelError: if it is none that is implemented.
     """
     require(fields, "bits", (4,), names=("bits", "w_bit"))
     require(fields, "version", ("gemm",), default="gemm", lower=True)

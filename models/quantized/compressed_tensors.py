@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from paged.models.errors import UnsupportedModelError
 from paged.models.quantized.checkpoint_format import CheckpointFormat, LayerScheme
 from paged.models.quantized.eight_bit_schemes import Float8Scheme, Int8Scheme
 from paged.models.quantized.fields import (
-    UnsupportedQuantizationError,
     flag_of,
     group_size_of,
     module_patterns,
@@ -26,7 +26,7 @@ def read_compressed_tensors(fields: Mapping[str, Any]) -> CheckpointFormat:
     """Return the format that the `quantization_config` of such a checkpoint describes.
 
     Raises:
-      UnsupportedQuantizationError: if it is none that is implemented.
+      UnsupportedModelError: if it is none that is implemented.
 
     Source: compressed-tensors, `quantization/quant_args.py` and `quant_config.py`.
     """
@@ -34,14 +34,14 @@ def read_compressed_tensors(fields: Mapping[str, Any]) -> CheckpointFormat:
     require(fields, "quantization_status", ("compressed",), default="compressed")
     sparsity = fields.get("sparsity_config") or {}
     if sparsity.get("format", "dense") != "dense":
-        raise UnsupportedQuantizationError(
+        raise UnsupportedModelError(
             f"sparsity_config with format={sparsity['format']!r} is not implemented; supported: "
             "dense"
         )
     refuse_filled(fields, "transform_config", "rotations of weights and activations")
     groups = fields.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        raise UnsupportedQuantizationError(f"config_groups={groups!r} holds no group")
+        raise UnsupportedModelError(f"config_groups={groups!r} holds no group")
     schemes = [
         (pattern, _scheme(group, layout))
         for group in groups.values()
@@ -103,7 +103,7 @@ def _activations(group: Mapping[str, Any], kind: str, bits: int) -> str | None:
     if flag_of(fields, "dynamic", default=False):
         return require(fields, "strategy", ("token",))
     if kind == "int":
-        raise UnsupportedQuantizationError(
+        raise UnsupportedModelError(
             "input_activations of type 'int' that are static are not implemented; supported: "
             "dynamic with strategy 'token'"
         )

@@ -4,9 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-
-class UnsupportedQuantizationError(ValueError):
-    """A checkpoint is quantised in a way that is not implemented."""
+from paged.models.errors import UnsupportedModelError
 
 
 def require[T](
@@ -29,7 +27,7 @@ def require[T](
       lower: the case does not matter.
 
     Raises:
-      UnsupportedQuantizationError: if it is another value.
+      UnsupportedModelError: if it is another value.
     """
     found = [fields[key] for key in (names or (name,)) if fields.get(key) is not None]
     value = found[0] if found else default
@@ -38,7 +36,7 @@ def require[T](
         if value == choice and type(value) is type(choice):
             return choice
     listed = ", ".join(map(repr, supported))
-    raise UnsupportedQuantizationError(f"{name}={value!r} is not implemented; supported: {listed}")
+    raise UnsupportedModelError(f"{name}={value!r} is not implemented; supported: {listed}")
 
 
 def flag_of(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
@@ -47,11 +45,9 @@ def flag_of(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
 
 
 def refuse_filled(fields: Mapping[str, Any], name: str, meaning: str) -> None:
-    """Raise `UnsupportedQuantizationError` unless a field is missing, null, false or empty."""
+    """Raise `UnsupportedModelError` unless a field is missing, null, false or empty."""
     if fields.get(name):
-        raise UnsupportedQuantizationError(
-            f"{name}={fields[name]!r} ({meaning}) is not implemented"
-        )
+        raise UnsupportedModelError(f"{name}={fields[name]!r} ({meaning}) is not implemented")
 
 
 def group_size_of(
@@ -60,11 +56,11 @@ def group_size_of(
     """Return the inputs that share a scale, None for all of them, which configs say by -1.
 
     Raises:
-      UnsupportedQuantizationError: if it is no number, or none that can be.
+      UnsupportedModelError: if it is no number, or none that can be.
     """
     value = next((fields[name] for name in names if fields.get(name) is not None), -1)
     if isinstance(value, bool) or not isinstance(value, int) or (value != -1 and value < 2):
-        raise UnsupportedQuantizationError(
+        raise UnsupportedModelError(
             f"group_size={value!r} cannot be; it is a number of inputs of at least 2, or -1 for all"
         )
     return None if value == -1 else value
@@ -74,11 +70,11 @@ def names_of(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """Return a field that lists names; missing or null is none of them.
 
     Raises:
-      UnsupportedQuantizationError: if it is no list of names.
+      UnsupportedModelError: if it is no list of names.
     """
     values = fields.get(name) or ()
     if not isinstance(values, list | tuple) or not all(isinstance(v, str) for v in values):
-        raise UnsupportedQuantizationError(f"{name}={values!r} is no list of names")
+        raise UnsupportedModelError(f"{name}={values!r} is no list of names")
     return tuple(values)
 
 

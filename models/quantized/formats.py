@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paged.models.errors import UnsupportedModelError
 from paged.models.quantized.awq import read_awq
 from paged.models.quantized.checkpoint_format import CheckpointFormat
 from paged.models.quantized.compressed_tensors import read_compressed_tensors
-from paged.models.quantized.fields import UnsupportedQuantizationError
 from paged.models.quantized.fp8 import read_fp8
 from paged.models.quantized.gptq import read_gptq
 
@@ -33,7 +33,7 @@ def read_quantization(config: Mapping[str, Any]) -> CheckpointFormat | None:
       The format, or None if it is not quantised.
 
     Raises:
-      UnsupportedQuantizationError: if it is quantised in another way.
+      UnsupportedModelError: if it is quantised in another way.
     """
     fields = config.get("quantization_config", config.get("compression_config"))
     if fields is None:
@@ -41,13 +41,13 @@ def read_quantization(config: Mapping[str, Any]) -> CheckpointFormat | None:
     method = fields.get("quant_method", "?") if isinstance(fields, Mapping) else "?"
     reader = FORMATS.get(str(method))
     if reader is None:
-        raise UnsupportedQuantizationError(
+        raise UnsupportedModelError(
             f"quantization_config (quant_method={method!r}) is not implemented; supported: "
             f"{SUPPORTED}. Use another checkpoint, or an unquantized one with --quantization."
         )
     try:
         return reader(fields)
-    except UnsupportedQuantizationError as error:
-        raise UnsupportedQuantizationError(
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(
             f"quantization_config (quant_method={method!r}): {error}. Implemented are {SUPPORTED}."
         ) from None

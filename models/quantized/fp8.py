@@ -17,7 +17,7 @@ def read_fp8(fields: Mapping[str, Any]) -> CheckpointFormat:
     """Return the format that the `quantization_config` of an FP8 checkpoint describes.
 
     Raises:
-      UnsupportedQuantizationError: if it is none that is implemented.
+      UnsupportedModelError: if it is none that is implemented.
     """
     refuse_filled(fields, "weight_block_size", "scales for blocks of weights, as DeepSeek's")
     require(fields, "fmt", ("e4m3", "float8_e4m3fn"), default="e4m3")

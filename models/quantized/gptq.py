@@ -94,7 +94,7 @@ def read_gptq(fields: Mapping[str, Any]) -> CheckpointFormat:
     """Return the format that the `quantization_config` of a GPTQ checkpoint describes.
 
     Raises:
-      UnsupportedQuantizationError: if it is none that is implemented.
+      UnsupportedModelError: if it is none that is implemented.
     """
     bits = require(fields, "bits", (4, 8))
     layout = require(fields, "checkpoint_format", ("gptq", "gptq_v2"), default="gptq")

@@ -72,7 +72,7 @@ class PackedWeight(NamedTuple):
 
 
 class PackedNorm(NamedTuple):
-    """RMSNorm of the input: its weight `[K]`, of the input's type, and what keeps it from 1 / 0."""
+    """RMSNorm of the input: its weight `[K]`, of the input's type or float32, and its epsilon."""
 
     weight: Array | np.ndarray
     epsilon: float

@@ -10,11 +10,10 @@ import pytest
 from paged.models.config import (
     SUPPORTED_ARCHITECTURES,
     ModelConfig,
-    RopeConfig,
-    UnsupportedModelError,
 )
-from paged.models.errors import CheckpointError
+from paged.models.errors import CheckpointError, UnsupportedModelError
 from paged.models.registry import ARCHITECTURES
+from paged.models.rope_config import RopeConfig
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -115,7 +115,7 @@ def test_token_ids_are_kept_beside_their_keys() -> None:
 def test_norm_is_computed_in_float32(dtype: str) -> None:
     # Squares of 300 overflow float16, and bfloat16 rounds a sum of 1.01 ** 2 by up to 0.4 %.
     x = np.tile(np.array([300.0, 3.03], np.float32), 128)[None]
-    normed = RMSNorm(256, epsilon=1e-6, dtype=dtype)(jnp.asarray(x, dtype))
+    normed = RMSNorm({"embed": 256}, epsilon=1e-6, dtype=dtype)(jnp.asarray(x, dtype))
     assert normed.dtype == dtype
     rounded = np.asarray(jnp.asarray(x, dtype), np.float64)
     expected = rounded / np.sqrt((rounded**2).mean())

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from paged.models import gguf_source
-from paged.models.config import ModelConfig, UnsupportedModelError
-from paged.models.errors import CheckpointError
+from paged.models.config import ModelConfig
+from paged.models.errors import CheckpointError, UnsupportedModelError
 from paged.models.gguf_config import gguf_hf_config, gguf_model_config
 from paged.models.gguf_file import FastGGUFReader, GGUFFile
 from paged.models.gguf_source import GGUFSource, hf_tensor_name

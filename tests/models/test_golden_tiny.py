@@ -17,7 +17,19 @@ from paged.models.linear_packing import pack_linear_layers
 from paged.models.weights import SafetensorsSource, load_params
 from tests.models.helpers import PagedModel, prefill_in_chunks
 
-MODELS = ("llama", "llama3_rope", "mistral", "qwen2_yarn")
+MODELS = (
+    "gemma2",
+    "gemma3_text",
+    "llama",
+    "llama3_rope",
+    "mistral",
+    "olmo2",
+    "phi3",
+    "phi3_partial_rope",
+    "qwen2",
+    "qwen2_yarn",
+    "qwen3",
+)
 CHUNK_SIZES = {0: 5, 1: 16}
 # Below this gap two ways to add up the same float32 numbers may choose different tokens.
 NEAR_TIE = 1e-3

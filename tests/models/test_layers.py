@@ -72,7 +72,7 @@ def check(compute, layers, dtype: str) -> None:
 def test_projections_of_one_input(dtype, quantization, has_norm):
     q = linear("TD,NHD->TNH", {"n": 3, "h": 8, "d": SIZE}, dtype, quantization)
     k = linear("TD,KD->TK", {"k": 70, "d": SIZE}, dtype, quantization)
-    norm = RMSNorm(SIZE, epsilon=0.1, dtype=dtype)
+    norm = RMSNorm({"embed": SIZE}, epsilon=0.1, dtype=dtype)
     norm.weight.set_value(random((SIZE,), dtype, seed=1))
     x = random((5, SIZE), dtype, seed=2)
     check(lambda: project(x, q, k, norm=norm if has_norm else None), (q, k), dtype)
@@ -83,7 +83,7 @@ def test_projections_of_one_input(dtype, quantization, has_norm):
 def test_gated_projection(dtype, quantization, activation):
     gate = linear("TD,FD->TF", {"f": 70, "d": SIZE}, dtype, quantization)
     up = linear("TD,FD->TF", {"g": 70, "d": SIZE}, dtype, quantization)
-    norm = RMSNorm(SIZE, epsilon=0.1, dtype=dtype)
+    norm = RMSNorm({"embed": SIZE}, epsilon=0.1, dtype=dtype)
     x = random((5, SIZE), dtype, seed=2)
     check(
         lambda: (
@@ -137,7 +137,7 @@ def test_weights_of_four_bits(dtype: str, has_zeros: bool):
         layer = Linear("TD,FD->TF", axes, bias_axes=(name,), dtype=dtype, rngs=nnx.Rngs(rngs))
         layer.weight = store(layer.weight, form, 1)
         layers.append(layer)
-    x, norm = random((5, 64), dtype, seed=1), RMSNorm(64, epsilon=1e-6, dtype=dtype)
+    x, norm = random((5, 64), dtype, seed=1), RMSNorm({"d": 64}, epsilon=1e-6, dtype=dtype)
     check(
         lambda: (
             project(x, *layers, norm=norm),
@@ -159,7 +159,7 @@ def test_inputs_are_put_in_order_before_a_packed_product():
             jnp.asarray(np.random.default_rng(seed).permutation(64), "int32")
         )
         layers.append(layer)
-    x, norm = random((5, 64), "float32", seed=1), RMSNorm(64, epsilon=1e-6, dtype="float32")
+    x, norm = random((5, 64), "float32", seed=1), RMSNorm({"d": 64}, epsilon=1e-6, dtype="float32")
     check(
         lambda: (
             project(x, *layers, norm=norm),
@@ -172,5 +172,8 @@ def test_inputs_are_put_in_order_before_a_packed_product():
 
 def test_layers_stored_in_different_types_share_an_input():
     plain, eight = (linear("TD,KD->TK", {"k": 70, "d": SIZE}, "float32", f) for f in (None, "int8"))
-    x, norm = random((5, SIZE), "float32", seed=1), RMSNorm(SIZE, epsilon=1e-6, dtype="float32")
+    x, norm = (
+        random((5, SIZE), "float32", seed=1),
+        RMSNorm({"d": SIZE}, epsilon=1e-6, dtype="float32"),
+    )
     check(lambda: project(x, plain, eight, norm=norm), (plain, eight), "float32")

@@ -10,8 +10,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from paged import rope_write
-from paged.models.config import RopeConfig
 from paged.models.rope import attention_factor, inverse_frequencies, rope_cos_sin
+from paged.models.rope_config import RopeConfig
 
 HEAD_DIM = 64
 THETA = 10000.0

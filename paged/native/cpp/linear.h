@@ -62,7 +62,8 @@ struct NormProblem {
   int64_t num_rows;
   int64_t size;
   float epsilon;  // added to the mean square
-  bool is_bf16;   // type of all three; else float32
+  bool is_bf16;         // type of x and y; else float32
+  bool weight_is_bf16;  // only if x is; else float32
 };
 
 static inline int64_t elements_per_word(WeightType type) {

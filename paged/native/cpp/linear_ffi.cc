@@ -40,6 +40,12 @@ class Operands {
     return buffer;
   }
 
+  // The type of the next operand, which stays; INVALID if there is none.
+  ffi::DataType next_type() const {
+    auto buffer = args_.get<ffi::AnyBuffer>(taken_);
+    return buffer.has_value() ? buffer->element_type() : ffi::DataType::INVALID;
+  }
+
   void fail(std::string message) {
     if (error_.success()) error_ = Error::InvalidArgument(std::move(message));
   }
@@ -175,7 +181,9 @@ Error Linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args,
     if (biases >> i & 1) p.weights[i].bias = operands.take("a bias", type, {num_columns});
   }
   p.output_is_bf16 = output_type == ffi::BF16;
-  const void* norm = has_norm ? operands.take("the norm's weight", type, {p.depth}) : nullptr;
+  // float32 for any x: 1 plus a weight of Gemma has more digits than bfloat16.
+  const ffi::DataType norm_type = operands.next_type() == ffi::F32 ? ffi::F32 : type;
+  const void* norm = has_norm ? operands.take("the norm's weight", norm_type, {p.depth}) : nullptr;
   if (has_residual)
     p.residual = operands.take("the residual", type, {p.num_rows, p.weights[0].num_columns});
   const void* num_rows = has_num_rows ? operands.take("num_rows", ffi::S32, {1}) : nullptr;
@@ -189,7 +197,8 @@ Error Linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args,
     if ((*normed)->element_type() != type || (*normed)->element_count() != x.element_count())
       return Error::InvalidArgument("the normalised x must have the type and the size of x");
     paged::run_norm(pool,
-                    {p.x, norm, (*normed)->untyped_data(), p.num_rows, p.depth, epsilon, p.is_bf16},
+                    {p.x, norm, (*normed)->untyped_data(), p.num_rows, p.depth, epsilon, p.is_bf16,
+                     norm_type == ffi::BF16},
                     *kernels);
     p.x = (*normed)->untyped_data();
   }

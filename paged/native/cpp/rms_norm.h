@@ -7,8 +7,8 @@
 namespace paged {
 namespace {
 
-template <class Element>
-void normalize_row(const Element* x, const Element* weight, int64_t size, float epsilon,
+template <class Element, class Weight>
+void normalize_row(const Element* x, const Weight* weight, int64_t size, float epsilon,
                    Element* y) {
   // Four sums shorten the chain of dependent additions.
   Floats squares[4] = {};
@@ -28,19 +28,21 @@ void normalize_row(const Element* x, const Element* weight, int64_t size, float 
   for (i = 0; i < size; ++i) narrow(widen(x[i]) * scale * widen(weight[i]), y + i);
 }
 
-template <class Element>
+template <class Element, class Weight>
 void normalize_typed_rows(const NormProblem& p, int64_t first, int64_t last) {
   for (int64_t row = first; row < last; ++row)
     normalize_row(static_cast<const Element*>(p.x) + row * p.size,
-                  static_cast<const Element*>(p.weight), p.size, p.epsilon,
+                  static_cast<const Weight*>(p.weight), p.size, p.epsilon,
                   static_cast<Element*>(p.y) + row * p.size);
 }
 
 void normalize(const NormProblem& p, int64_t first, int64_t last) {
-  if (p.is_bf16)
-    normalize_typed_rows<uint16_t>(p, first, last);
+  if (p.is_bf16 && p.weight_is_bf16)
+    normalize_typed_rows<uint16_t, uint16_t>(p, first, last);
+  else if (p.is_bf16)
+    normalize_typed_rows<uint16_t, float>(p, first, last);
   else
-    normalize_typed_rows<float>(p, first, last);
+    normalize_typed_rows<float, float>(p, first, last);
 }
 
 }  // namespace

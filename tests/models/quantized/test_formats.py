@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from paged.models.errors import UnsupportedModelError
 from paged.models.quantized.awq import AwqScheme
 from paged.models.quantized.eight_bit_schemes import Float8Scheme, Int8Scheme
-from paged.models.quantized.fields import UnsupportedQuantizationError
 from paged.models.quantized.formats import read_quantization
 from paged.models.quantized.gptq import GptqScheme
 from paged.models.quantized.packed_scheme import PackedScheme
@@ -165,7 +165,7 @@ def test_checkpoint_in_full_has_no_format():
     ],
 )
 def test_what_is_not_implemented_is_refused_with_what_is(fields: dict[str, Any], message: str):
-    with pytest.raises(UnsupportedQuantizationError, match=message) as error:
+    with pytest.raises(UnsupportedModelError, match=message) as error:
         read_quantization({"quantization_config": copy.deepcopy(fields)})
     assert "compressed-tensors (int4 and int8 packed" in str(error.value)
     assert "\n" not in str(error.value)

@@ -9,12 +9,15 @@ import pytest
 from flax import nnx
 
 from paged.models.errors import CheckpointError
+from paged.models.layers import Linear
 from paged.models.parameters import parameter
+from paged.models.quantization import QuantizedLayer
 from paged.models.quantized.awq import AwqScheme
 from paged.models.quantized.eight_bit_schemes import Float8Scheme, Int8Scheme
 from paged.models.quantized.gptq import GptqScheme
 from paged.models.quantized.packed_scheme import PackedScheme
 from paged.models.quantized.reading import layer_tensors, read_layer, same_shape
+from paged.models.tensor_places import TensorPlace
 
 NUM_OUTPUTS, NUM_INPUTS, GROUP_SIZE = 16, 64, 32
 
@@ -262,3 +265,58 @@ def test_shapes_that_cannot_be_stored_so_have_a_reason(scheme, shape, message: s
     reason = scheme.problem(*shape)
     assert (reason is None) == (message is None)
     assert (reason or "").startswith(message or "")
+
+
+@pytest.mark.parametrize(
+    "scheme", [GptqScheme(4, GROUP_SIZE, False, True, 1), Float8Scheme(True, "static")]
+)
+def test_one_of_several_weights_in_a_tensor_is_its_outputs(scheme):
+    groups = np.random.default_rng(5).permutation(NEIGHBOURS)
+    if isinstance(scheme, GptqScheme):
+        made = rounded(0, 4, GROUP_SIZE, has_zeros=True)
+        tensors = gptq_tensors(*made, groups, 4)
+    else:
+        rng = np.random.default_rng(7)
+        tensors = {
+            "weight": rng.standard_normal((NUM_OUTPUTS, NUM_INPUTS)).astype("float8_e4m3fn"),
+            "weight_scale": rng.uniform(0.01, 0.1, (NUM_OUTPUTS, 1)).astype(np.float32),
+            "input_scale": np.ones(1, np.float32),
+        }
+    source = ArraySource({f"m.{name}": values for name, values in tensors.items()})
+    layer = QuantizedLayer(
+        ("w",),
+        Linear("TD,FD->TF", {"f": 8, "d": NUM_INPUTS}, dtype="float32", rngs=nnx.Rngs(0)),
+        scheme.form,
+        "m",
+        scheme,
+    )
+    place = TensorPlace("m.weight", (8, NUM_INPUTS), (NUM_OUTPUTS, NUM_INPUTS), 4, 12)
+    whole, parts = module_of(scheme, tensors), place.read_quantized(source, layer)
+    part = scheme.form.build(
+        {
+            name: parameter(jnp.asarray(values), (None,) * values.ndim)
+            for name, values in parts.items()
+        }
+    )
+    x = jnp.asarray(np.random.default_rng(3).standard_normal((5, NUM_INPUTS)), "float32")
+    expected = np.asarray(whole.multiply(x, NUM_OUTPUTS))[:, 4:12]
+    np.testing.assert_allclose(part.multiply(x, 8), expected, rtol=1e-6, atol=1e-6)
+
+
+class ArraySource:
+    """A `TensorSource` of arrays."""
+
+    def __init__(self, tensors: dict[str, np.ndarray]) -> None:
+        self.tensors = tensors
+
+    def names(self) -> list[str]:
+        return list(self.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.tensors[name].shape
+
+    def read(self, name: str) -> np.ndarray:
+        return self.tensors[name]
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,94 @@
+"""`Attention`: grouped-query attention over one layer of the paged cache."""
+
+from flax import nnx
+from jaxtyping import Array, Float
+
+from paged.attention import AttentionPlan, ragged_paged_attention
+from paged.metadata import AttentionMetadata
+from paged.models.branch import Branch
+from paged.models.config import ModelConfig
+from paged.models.layers import Linear, RMSNorm, project
+from paged.rope_write import rotate_and_write_kv
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with rotary embedding over one layer of the paged cache."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        sliding_window: int | None,
+        dtype: str,
+        attention_backend: str,
+        rngs: nnx.Rngs,
+    ) -> None:
+        self.sliding_window = sliding_window
+        self.scale = config.attention_scale
+        self.soft_cap = config.attention_soft_cap
+        self.attention_backend = attention_backend
+        q_axes = {"q_heads": config.num_q_heads, "head_dim": config.head_dim}
+        kv_axes = {"kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
+        embed = {"embed": config.hidden_size}
+
+        def project(equation: str, heads: dict[str, int]) -> Linear:
+            bias_axes = tuple(heads) if config.attention_bias else ()
+            return Linear(equation, heads | embed, bias_axes=bias_axes, dtype=dtype, rngs=rngs)
+
+        self.q_proj = project("TD,NHD->TNH", q_axes)
+        self.k_proj = project("TD,KHD->TKH", kv_axes)
+        self.v_proj = project("TD,KHD->TKH", kv_axes)
+        self.o_proj = Linear(
+            "TNH,DNH->TD",
+            embed | q_axes,
+            bias_axes=("embed",) if config.attention_output_bias else (),
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.q_norm = _head_norm(config, q_axes, dtype)
+        self.k_norm = _head_norm(config, kv_axes, dtype)
+
+    def __call__(
+        self,
+        x: Float[Array, "num_tokens hidden"],
+        branch: Branch,
+        kv_cache: Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
+        cos_sin: tuple[Array, Array],
+        metadata: AttentionMetadata,
+        plan: AttentionPlan,
+    ) -> tuple[
+        Float[Array, "num_tokens hidden"],
+        Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
+    ]:
+        """Return the stream x after this branch, and the cache with this step's keys."""
+        num_rows = metadata.num_rows
+        projections = self.q_proj, self.k_proj, self.v_proj
+        q, k, v = project(x, *projections, norm=branch.norm, num_rows=num_rows)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        backend = self.attention_backend
+        q, kv_cache = rotate_and_write_kv(
+            q, k, v, kv_cache, *cos_sin, metadata.slot_mapping, backend=backend
+        )
+        mixed = ragged_paged_attention(
+            q,
+            kv_cache,
+            metadata.block_tables,
+            metadata.seq_lens,
+            metadata.query_start_loc,
+            scale=self.scale,
+            sliding_window=self.sliding_window,
+            soft_cap=self.soft_cap,
+            backend=backend,
+            plan=plan,
+        )
+        return branch.project_and_join(x, mixed, self.o_proj, num_rows), kv_cache
+
+
+def _head_norm(config: ModelConfig, axes: dict[str, int], dtype: str) -> RMSNorm | None:
+    """Return the norm of queries or keys, which have these axes, if the model has one."""
+    if config.qk_norm == "none":
+        return None
+    if config.qk_norm == "head":
+        axes = {"head_dim": axes["head_dim"]}
+    return RMSNorm(axes, epsilon=config.rms_norm_eps, dtype=dtype, adds_one=config.norm_adds_one)

@@ -1,0 +1,156 @@
+"""Makes the tiny goldens that are not from elsewhere, with transformers, in an environment of its own:
+
+    python -m venv golden && golden/bin/pip install transformers==5.19 torch numpy
+    golden/bin/python tests/models/make_goldens.py granite phi3_longrope
+
+A folder `tests/data/golden/tiny/NAME` gets config.json (the current spelling), config_classic.json
+(that of most published checkpoints), model.safetensors (bfloat16) and expected.json: prompts, the
+logits of all their positions and 16 greedy tokens, in float32 with eager attention. `noise` is the
+largest difference between one pass over a prompt and decoding it, from its tenth token on, token by
+token with a cache.
+"""
+
+import importlib
+import json
+import pathlib
+import sys
+from typing import Any
+
+import numpy as np
+
+FOLDER = pathlib.Path(__file__).parents[1] / "data" / "golden" / "tiny"
+COMMON = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+NUM_PROMPT_TOKENS = (12, 40)
+NUM_GREEDY = 16
+NUM_FIRST = 9  # tokens of the first pass with a cache
+# Standard deviations of the weights: wide enough that every feature moves the logits.
+SCALES = {"embed_tokens": 0.3, "lm_head": 0.3, "norm": 0.3}
+PROJECTION_SCALE = 0.2
+
+
+def granite() -> tuple[str, dict[str, Any], dict[str, Any]]:
+    numbers = {
+        **COMMON,
+        "embedding_multiplier": 1.7,
+        "residual_multiplier": 0.6,
+        "attention_multiplier": 0.11,
+        "logits_scaling": 2.3,
+        "tie_word_embeddings": True,
+    }
+    return "Granite", numbers, {"rope_theta": 10000.0, "rope_type": "default"}
+
+
+def phi3_longrope() -> tuple[str, dict[str, Any], dict[str, Any]]:
+    # The prompts, and what follows them, are longer than the original context, so that both the
+    # reference, which looks at lengths, and an engine, which looks at the longest, take long_factor.
+    numbers = {**COMMON, "original_max_position_embeddings": 8}
+    rope = {
+        "rope_theta": 10000.0,
+        "rope_type": "longrope",
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0] * 6,
+        "long_factor": [1.0, 1.2, 1.9, 3.1, 5.3, 8.0],
+    }
+    return "Phi3", numbers, rope
+
+
+RECIPES = {recipe.__name__: recipe for recipe in (granite, phi3_longrope)}
+
+
+def make(name: str) -> None:
+    torch = importlib.import_module("torch")
+    transformers = importlib.import_module("transformers")
+    family, numbers, rope = RECIPES[name]()
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(
+        **numbers, rope_parameters=dict(rope), attn_implementation="eager"
+    )
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            kind = next((kind for kind in SCALES if kind in path), None)
+            drawn = torch.randn(parameter.shape) * SCALES.get(kind, PROJECTION_SCALE)
+            parameter.copy_((1 + drawn if kind == "norm" else drawn).bfloat16().float())
+    folder = FOLDER / name
+    folder.mkdir(parents=True, exist_ok=True)
+    write_configs(folder, config.to_dict(), f"{family}ForCausalLM", rope)
+    tensors = {path: value.bfloat16().contiguous() for path, value in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        del tensors["lm_head.weight"]
+    save = importlib.import_module("safetensors.torch").save_file
+    save(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    cases = [make_case(torch, model, length) for length in NUM_PROMPT_TOKENS]
+    expected = {
+        "note": f"{family}ForCausalLM of transformers {transformers.__version__}, float32, eager",
+        "noise": max(case.pop("noise") for case in cases),
+        "cases": cases,
+    }
+    (folder / "expected.json").write_text(json.dumps(expected))
+
+
+def write_configs(
+    folder: pathlib.Path, config: dict[str, Any], architecture: str, rope: dict[str, Any]
+) -> None:
+    """Write both spellings of a config."""
+    dropped = ("transformers_version", "chunk_size_feed_forward", "id2label", "label2id", "dtype")
+    dropped += ("is_encoder_decoder", "output_attentions", "output_hidden_states", "problem_type")
+    config = {key: value for key, value in config.items() if key not in dropped}
+    config = {**config, "architectures": [architecture]}
+    classic = {key: value for key, value in config.items() if key != "rope_parameters"}
+    outside = ("rope_theta", "partial_rotary_factor")
+    scaling = {key: value for key, value in rope.items() if key not in outside}
+    if scaling["rope_type"] == "default":
+        scaling = {}
+    classic |= {key: rope[key] for key in outside if key in rope}
+    classic |= {"rope_scaling": scaling or None, "torch_dtype": "bfloat16"}
+    for name, values in (
+        ("config.json", {**config, "dtype": "bfloat16"}),
+        ("config_classic.json", classic),
+    ):
+        (folder / name).write_text(json.dumps(values, indent=1, sort_keys=True) + "\n")
+
+
+def make_case(torch: Any, model: Any, length: int) -> dict[str, Any]:
+    """Return one case: a random prompt, its logits, and what follows greedily."""
+    prompt = np.random.default_rng(length).integers(3, 256, length).tolist()
+    ids, greedy, gaps = list(prompt), [], []
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt])).logits[0]
+        past, stepwise = None, []
+        for part in (prompt[:NUM_FIRST], *([token] for token in prompt[NUM_FIRST:])):
+            out = model(torch.tensor([part]), past_key_values=past, use_cache=True)
+            past = out.past_key_values
+            stepwise += out.logits[0]
+        for _ in range(NUM_GREEDY):
+            # Without a cache, so that the whole context is what the reference looks at.
+            best = model(torch.tensor([ids])).logits[0, -1].topk(2)
+            greedy.append(int(best.indices[0]))
+            gaps.append(float(best.values[0] - best.values[1]))
+            ids.append(greedy[-1])
+    near = [step for step, gap in enumerate(gaps) if gap < 1e-3]
+    return {
+        "prompt_ids": prompt,
+        "logits": [[round(float(value), 6) for value in row] for row in logits],
+        "greedy_ids": greedy,
+        "greedy_gaps": gaps,
+        "first_near_tie_step": near[0] if near else None,
+        "noise": float((torch.stack(stepwise) - logits).abs().max()),
+    }
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or RECIPES:
+        make(name)
+        print(name)
