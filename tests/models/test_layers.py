@@ -172,8 +172,6 @@ def test_inputs_are_put_in_order_before_a_packed_product():
 
 def test_layers_stored_in_different_types_share_an_input():
     plain, eight = (linear("TD,KD->TK", {"k": 70, "d": SIZE}, "float32", f) for f in (None, "int8"))
-    x, norm = (
-        random((5, SIZE), "float32", seed=1),
-        RMSNorm({"d": SIZE}, epsilon=1e-6, dtype="float32"),
-    )
+    x = random((5, SIZE), "float32", seed=1)
+    norm = RMSNorm({"d": SIZE}, epsilon=1e-6, dtype="float32")
     check(lambda: project(x, plain, eight, norm=norm), (plain, eight), "float32")
