@@ -56,7 +56,7 @@ def _product(x: Array, weight: Array) -> Array:
 def _outputs_of(part: Array, axis: int, first: int | Array, size: int) -> Array:
     if part.dtype != jnp.float8_e4m3fn:
         return jax.lax.dynamic_slice_in_dim(part, first, size, axis)
-    # As bytes: XLA:CPU slices no float8, and would widen all of it first.
+    # As bytes, though that copies them: XLA:CPU slices no float8, and would widen all of it first.
     as_bytes = jax.lax.bitcast_convert_type(part, jnp.uint8)
     cut = jax.lax.dynamic_slice_in_dim(as_bytes, first, size, axis)
     return jax.lax.bitcast_convert_type(cut, part.dtype)

@@ -423,7 +423,14 @@ def activation_bytes(config: EngineConfig, model: ModelConfig) -> int:
     mlp_bytes = limits.max_num_batched_tokens * (3 * model.intermediate_size) * 4
     residual_bytes = limits.max_num_batched_tokens * (6 * model.hidden_size) * 4
     logits_bytes = limits.max_num_seqs * model.vocab_size * 4 * 4
-    return mlp_bytes + residual_bytes + logits_bytes
+    return mlp_bytes + residual_bytes + logits_bytes + _widened_bytes(config, model)
+
+
+def _widened_bytes(config: EngineConfig, model: ModelConfig) -> int:
+    """Return an upper bound on a quantised weight that a product widens, one after the other."""
+    if config.quantization is None:
+        return 0
+    return 4 * model.hidden_size * max(model.intermediate_size, model.num_q_heads * model.head_dim)
 
 
 def staging_bytes(config: EngineConfig) -> int:

@@ -72,8 +72,8 @@ def test_weights_in_fewer_bits_give_the_reference(data_dir: Path, name: str, bac
 
 
 @pytest.mark.parametrize("name", ROUNDING_ACTIVATIONS)
-def test_activations_are_rounded_as_the_checkpoint_asks(data_dir: Path, name: str, backend: str):
-    _, logits, cases = logits_and_cases(data_dir, name, "float32", backend)
+def test_activations_are_rounded_as_the_checkpoint_asks(data_dir: Path, name: str):
+    _, logits, cases = logits_and_cases(data_dir, name, "float32", "xla")
     for got, case in zip(logits, cases, strict=True):
         # A value at a rounding edge may flip one step of e4m3.
         np.testing.assert_allclose(got, case["logits_w8a8"], atol=2e-3)
@@ -87,8 +87,13 @@ def test_float8_weights_alone_give_the_reference(data_dir: Path, backend: str):
         np.testing.assert_allclose(got, case["logits"], atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", WEIGHT_ONLY)
-def test_bfloat16_stays_within_rounding_of_the_reference(data_dir: Path, name: str, backend: str):
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [*((name, "native") for name in WEIGHT_ONLY), ("llama_gptq_desc_act", "xla")],
+)
+def test_bfloat16_stays_within_rounding_of_the_reference(
+    native, data_dir: Path, name: str, backend: str
+):
     _, logits, cases = logits_and_cases(data_dir, name, "bfloat16", backend)
     errors = np.concatenate(
         [np.abs(got - case["logits"]) for got, case in zip(logits, cases, strict=True)]

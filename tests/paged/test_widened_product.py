@@ -57,8 +57,10 @@ def bytes_of(shape: tuple[int, ...], dtype: str):
 )
 def test_no_copy_of_the_widened_weight_is_held(product, arguments):
     compiled = jax.jit(product).lower(*arguments).compile()
-    # A block and what it is made of, widened to float32 on the way; not the weight.
-    assert compiled.memory_analysis().temp_size_in_bytes < SIZE * SIZE * 2 / 8
+    # A block and what it is made of, widened to float32 on the way; not the weight. Of float8,
+    # XLA:CPU copies the bytes.
+    copied = SIZE * SIZE if arguments[1].dtype == "float8_e4m3fn" else 0
+    assert compiled.memory_analysis().temp_size_in_bytes - copied < SIZE * SIZE * 2 / 8
 
 
 def test_shapes_of_groups_that_do_not_fit_are_named():
