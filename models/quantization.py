@@ -122,7 +122,7 @@ def _scheme(model: DecoderLM, module: str, layer: Linear | Embed) -> LayerScheme
 
 
 def _form_on_the_fly(layer: Linear | Embed, quantization: str | None) -> WeightForm | None:
-    if quantization not in ON_THE_FLY:
+    if quantization is None or quantization not in ON_THE_FLY:
         return None
     _, num_inputs = _shape(layer)
     return ON_THE_FLY[quantization](num_inputs, is_head=isinstance(layer, Embed))

@@ -13,7 +13,7 @@ from jax import Array
 
 from paged import backends
 
-# Of widened weights in a block: less than the second cache of a core, enough for a product.
+# Of float32 in a block: less than the second cache of a core, enough for a product.
 _BLOCK_BYTES = 512 * 1024
 _MIN_OUTPUTS = 64
 
@@ -29,10 +29,10 @@ def widened_product(
       x: `[num_rows, num_inputs]`.
       parts: arrays that make the weight, each with its axis of outputs.
       widen: returns the weight `[n, num_inputs]`, of any float type, of parts cut to n outputs. It
-        is rounded to x's type, as x is not widened.
+        is rounded to x's type, but on a CPU, which multiplies float32 in any case.
     """
     array, axis = parts[0]
-    num_outputs, block = array.shape[axis], _outputs_of_block(x)
+    num_outputs, block = array.shape[axis], max(_MIN_OUTPUTS, _BLOCK_BYTES // (4 * x.shape[1] or 1))
     if backends.current_platform() != "cpu" or num_outputs <= block:
         return _product(x, widen(*(part for part, _ in parts)))
 
@@ -49,7 +49,9 @@ def widened_product(
 
 
 def _product(x: Array, weight: Array) -> Array:
-    weight = weight.astype(x.dtype)
+    # XLA:CPU widens 16 bits before it multiplies them, and fails to where a gather gives x.
+    dtype = jnp.float32 if backends.current_platform() == "cpu" else x.dtype
+    x, weight = x.astype(dtype), weight.astype(dtype)
     return jnp.einsum("TD,FD->TF", x, weight, preferred_element_type=jnp.float32)
 
 
@@ -60,7 +62,3 @@ def _outputs_of(part: Array, axis: int, first: int | Array, size: int) -> Array:
     as_bytes = jax.lax.bitcast_convert_type(part, jnp.uint8)
     cut = jax.lax.dynamic_slice_in_dim(as_bytes, first, size, axis)
     return jax.lax.bitcast_convert_type(cut, part.dtype)
-
-
-def _outputs_of_block(x: Array) -> int:
-    return max(_MIN_OUTPUTS, _BLOCK_BYTES // max(1, x.shape[1] * x.dtype.itemsize))

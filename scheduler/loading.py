@@ -372,7 +372,7 @@ def resolve_config(
         long_prefill_token_threshold=threshold,
         dtype=dtype,
         quantization=resolve_quantization(
-            config.quantization, model.quantization and model.quantization.method
+            config.quantization, None if model.quantization is None else model.quantization.method
         ),
         kv_cache_dtype=kv_cache_dtype,
         async_scheduling=(

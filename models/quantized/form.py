@@ -11,7 +11,10 @@ from paged.models.stored_weight import QuantizedWeight
 
 
 class WeightForm(Protocol):
-    """How a weight is kept in fewer bits; hashable, and equal where the parameters are alike."""
+    """How a weight is kept in fewer bits; equal where the parameters are alike."""
+
+    def __hash__(self) -> int:
+        """Return a hash: forms are static in compiled programs."""
 
     def quantize(self, weight: Array, num_output_axes: int) -> dict[str, Array]:
         """Return the parameters of a weight of any float type, by name.

@@ -112,8 +112,8 @@ class GroupedWeight(nnx.Module):
 
     @property
     def _group_size(self) -> int:
-        num_groups, num_outputs = self.scales.shape
-        return self.values.size * 8 // self.form.bits // num_outputs // num_groups
+        codes = self.values[...].size * 8 // self.form.bits
+        return codes // self.scales[...].size
 
     def matrix(self) -> np.ndarray:
         """Return the values in the order of the kernels' words."""
