@@ -21,8 +21,9 @@ from paged.models.gguf_file import GGUFFile
 from paged.models.gguf_source import GGUFSource
 from paged.models.gguf_tokenizer import gguf_tokenizer
 from paged.models.json_file import read_json
+from paged.models.tensor_source import TensorSource
 from paged.models.tokenizer import Tokenizer
-from paged.models.weights import SafetensorsSource, TensorSource
+from paged.models.weights import SafetensorsSource
 
 _ACCEPTED = "a local directory, a GGUF file or a Hugging Face model id (organisation/name)"
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")

@@ -11,6 +11,8 @@ from paged.models.config_values import positive_float, positive_int, required
 from paged.models.errors import CheckpointError, UnsupportedModelError
 from paged.models.families import FAMILIES, NOT_IMPLEMENTED, read_activation
 from paged.models.moe_config import ExpertsConfig
+from paged.models.quantized.checkpoint_format import CheckpointFormat
+from paged.models.quantized.formats import read_quantization
 from paged.models.rope_config import RopeConfig, read_rope
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -40,6 +42,7 @@ class ModelConfig:
       attention_output_bias: the output projection of the attention has a bias.
       layer_windows: sliding window of each layer in tokens, None for full attention; left out,
         all attend fully.
+      quantization: how the checkpoint is quantised, None if it is not.
       sliding_rope: rotary embedding of layers with a sliding window; None: `rope`.
       norms: where the norms of attention and MLP are: "before" each, "after" it (on what is added
         to the residual stream), or "around" it (both).
@@ -76,6 +79,7 @@ class ModelConfig:
     dtype: str = "bfloat16"
     attention_output_bias: bool = False
     layer_windows: tuple[int | None, ...] = ()
+    quantization: CheckpointFormat | None = None
     sliding_rope: RopeConfig | None = None
     norms: str = "before"
     norm_adds_one: bool = False
@@ -111,7 +115,6 @@ class ModelConfig:
           UnsupportedModelError: if the model needs what this engine does not implement.
         """
         architecture = _architecture(config)
-        _refuse_quantized(config, architecture)
         num_layers = positive_int(config, "num_hidden_layers")
         hidden_size = positive_int(config, "hidden_size")
         num_q_heads = positive_int(config, "num_attention_heads")
@@ -142,6 +145,7 @@ class ModelConfig:
             "bos_token_id": config.get("bos_token_id"),
             "eos_token_ids": _eos_token_ids(config),
             "dtype": _dtype(config),
+            "quantization": _quantization(config, architecture),
         }
         family = FAMILIES[architecture](config, num_layers)
         if "rope" not in family:
@@ -183,16 +187,16 @@ def _architecture(config: Mapping[str, Any]) -> str:
     )
 
 
-def _refuse_quantized(config: Mapping[str, Any], architecture: str) -> None:
+def _quantization(config: Mapping[str, Any], architecture: str) -> CheckpointFormat | None:
     quantization = config.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method", "?") if isinstance(quantization, Mapping) else "?"
-        if method == "mxfp4" and architecture == "GptOssForCausalLM":
-            return  # of the experts alone: ExpertsConfig.is_mxfp4
+    if architecture == "GptOssForCausalLM" and isinstance(quantization, Mapping):
+        if quantization.get("quant_method") == "mxfp4":
+            return None  # of the experts alone: ExpertsConfig.is_mxfp4
         raise UnsupportedModelError(
-            f"quantization_config (quant_method={method!r}) is not implemented; "
-            "use the unquantized checkpoint."
+            f"quant_method={quantization.get('quant_method')!r} is not implemented for "
+            f"{architecture}; supported: mxfp4."
         )
+    return read_quantization(config)
 
 
 def _eos_token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:

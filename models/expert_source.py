@@ -7,14 +7,11 @@ stack beyond the weights themselves.
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paged.models.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from paged.models.weights import TensorSource
+from paged.models.tensor_source import TensorSource
 
 _MEMBER = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 _GPT_OSS = re.compile(r".*\.mlp\.experts\.(gate_up_proj|down_proj)(_bias|_blocks|_scales|)")
@@ -31,7 +28,7 @@ class _View:
 class _Arranged:
     """A source some of whose tensors are replaced by others, made of them."""
 
-    def __init__(self, source: "TensorSource", views: dict[str, _View], hidden: set[str]) -> None:
+    def __init__(self, source: TensorSource, views: dict[str, _View], hidden: set[str]) -> None:
         self._source, self._views, self._hidden = source, views, hidden
 
     def names(self) -> list[str]:
@@ -55,7 +52,7 @@ class _Arranged:
         self._source.close()
 
 
-def stack_experts(source: "TensorSource") -> "TensorSource":
+def stack_experts(source: TensorSource) -> TensorSource:
     """Return a source in which the tensors `X.experts.N.Y` of all N are one, `X.experts.Y`.
 
     Raises:
@@ -81,7 +78,7 @@ def stack_experts(source: "TensorSource") -> "TensorSource":
     )
 
 
-def _problems(source: "TensorSource", members: dict[int, str]) -> Iterator[str]:
+def _problems(source: TensorSource, members: dict[int, str]) -> Iterator[str]:
     some = max(members)
     expected = source.shape(members[some])
     for expert in range(some):
@@ -93,7 +90,7 @@ def _problems(source: "TensorSource", members: dict[int, str]) -> Iterator[str]:
             yield f"of another shape: {name} {list(actual)} instead of {list(expected)}"
 
 
-def _stack(source: "TensorSource", names: list[str]) -> _View:
+def _stack(source: TensorSource, names: list[str]) -> _View:
     def read() -> np.ndarray:
         first = source.read(names[0])
         stack = np.empty((len(names), *first.shape), first.dtype)
@@ -104,7 +101,7 @@ def _stack(source: "TensorSource", names: list[str]) -> _View:
     return _View((len(names), *source.shape(names[0])), read)
 
 
-def arrange_gpt_oss(source: "TensorSource") -> "TensorSource":
+def arrange_gpt_oss(source: TensorSource) -> TensorSource:
     """Return a source in which gpt-oss' experts have outputs before inputs, and gates apart.
 
     Its `gate_up_proj` alternates outputs of gate and up; they become `gate_up_proj:gate` and
@@ -127,7 +124,7 @@ def arrange_gpt_oss(source: "TensorSource") -> "TensorSource":
     return _Arranged(source, views, hidden)
 
 
-def _part(source: "TensorSource", name: str, is_transposed: bool, outputs: slice) -> _View:
+def _part(source: TensorSource, name: str, is_transposed: bool, outputs: slice) -> _View:
     shape = list(source.shape(name))
     if is_transposed:
         shape[-2:] = reversed(shape[-2:])

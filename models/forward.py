@@ -15,8 +15,8 @@ from paged.models.config import ModelConfig
 from paged.models.decoder import DecoderLM
 from paged.models.layers import Embed, Linear, RMSNorm
 from paged.models.moe import ExpertLinear, Experts
+from paged.models.quantization import quantize_layers
 from paged.models.registry import ARCHITECTURES
-from paged.models.stored_weight import QUANTIZATIONS
 from paged.sharding import ShardingRules
 
 type GraphDef = nnx.GraphDef[DecoderLM]
@@ -78,7 +78,8 @@ def abstract_model(
       dtype: element type of parameters and activations, see `resolve_dtype`.
       attention_backend: name that the cache ops are called with.
       cache_groups: which layers share block tables; None: all of them.
-      quantization: see `quantize_layers`.
+      quantization: how weights are quantised that the checkpoint has in full, see
+        `paged.models.quantization`.
       split_by: the model is one device's part (`TensorParallel.part`), for use under a `shard_map`;
         see `split_layers`. None: it is all there is.
 
@@ -111,23 +112,6 @@ def linear_layers(model: DecoderLM) -> list[Linear | ExpertLinear | Embed]:
         module for _, module in nnx.iter_modules(model) if isinstance(module, Linear | ExpertLinear)
     ]
     return [*layers, model.head]
-
-
-def quantize_layers(model: DecoderLM, quantization: str | None) -> None:
-    """Store the weights of a model's linear layers and of its head in another format.
-
-    An embedding that is the head, too, is looked up there. Norms and biases stay as they are, and
-    so do weights that the checkpoint has in another format.
-
-    Args:
-      model: changed in place.
-      quantization: a name in `paged.models.stored_weight.QUANTIZATIONS`; None changes nothing.
-    """
-    if quantization is None:
-        return
-    for layer in linear_layers(model):
-        if isinstance(layer.weight, nnx.Param):
-            layer.weight = QUANTIZATIONS[quantization](layer.weight, len(layer.output_shape))
 
 
 def split_layers(model: DecoderLM, rules: ShardingRules) -> None:

@@ -90,7 +90,8 @@ class Linear(nnx.Module):
             y = self._product(x)
             return y if residual is None else residual + y
         rows = None if residual is None else _rows(residual)
-        (y,) = packed_linear(_rows(x), [packed], residual=rows, num_rows=num_rows)
+        inputs, packed = _in_order(_rows(x), packed)
+        (y,) = packed_linear(inputs, [packed], residual=rows, num_rows=num_rows)
         return y.reshape(x.shape[0], *self.output_shape)
 
     def packed(self) -> PackedWeight | None:
@@ -139,6 +140,7 @@ class Embed(nnx.Module):
     ) -> None:
         axes = {"vocab": vocab_size, "embed": hidden_size}
         self.weight: StoredWeight = random_weight(axes, dtype=dtype, rngs=rngs)
+        self.bias = None
         self.output_shape = (vocab_size,)
         self.hidden_size = hidden_size
         self.dtype = jnp.dtype(dtype)
@@ -173,7 +175,8 @@ class Embed(nnx.Module):
         (vocab_size,) = self.output_shape
         packed = packed_weight(self.weight, vocab_size)
         if packed is not None:
-            return packed_best(hidden, packed.words, num_outputs=vocab_size, scales=packed.scales)
+            rows, packed = _in_order(hidden, packed)
+            return packed_best(rows, packed)
         products = self._products(hidden)
         best = take_best(products)
         return best if self.vocab_axis is None else self._best_of_all(products, best)
@@ -194,7 +197,8 @@ class Embed(nnx.Module):
         packed = packed_weight(self.weight, vocab_size)
         if packed is None:
             return multiply_float32(self.weight, hidden, vocab_size)
-        (products,) = packed_linear(hidden, [packed], out_dtype="float32")
+        rows, packed = _in_order(hidden, packed)
+        (products,) = packed_linear(rows, [packed], out_dtype="float32")
         return products
 
     def _best_of_all(self, products: Array, best: Array) -> Array:
@@ -303,13 +307,22 @@ def project_gated(
 
 
 def _all_packed(layers: tuple[Linear, ...]) -> list[PackedWeight] | None:
+    """Return what one native call takes, or None if the layers need calls of their own."""
     packed = [layer.packed() for layer in layers]
-    known = [weight for weight in packed if weight is not None]
-    return known if len(known) == len(packed) else None
+    known = [weight for weight in packed if weight is not None and weight.order is None]
+    types = {weight.words.dtype for weight in known}
+    return known if len(known) == len(packed) and len(types) == 1 else None
 
 
 def _packed_norm(norm: RMSNorm | None) -> PackedNorm | None:
     return None if norm is None else PackedNorm(norm.scale(), norm.epsilon)
+
+
+def _in_order(x: Array, packed: PackedWeight) -> tuple[Array, PackedWeight]:
+    """Return rows with their inputs in a weight's order, and the weight to multiply them with."""
+    if packed.order is None:
+        return x, packed
+    return jnp.take(x, packed.order, axis=1, mode="clip"), packed._replace(order=None)
 
 
 def _rows(x: Array) -> Array:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from paged.models.forward import GraphDef, linear_layers
 from paged.models.layers import Embed, Linear
 from paged.models.moe import ExpertLinear
-from paged.models.stored_weight import can_pack, values_of
+from paged.models.stored_weight import can_pack, matrix_to_pack, values_of
 from paged.native.expert_linear import pack_experts, packed_experts_shape
 from paged.native.huge_pages import allocate
 from paged.native.linear import pack, packed_shape
@@ -28,7 +28,7 @@ def pack_linear_layers(
     """Return the parameters with packed linear layers and head; they take no more memory.
 
     A table that is both embedding and head is kept packed only, and looked up there. Weights in a
-    format that the kernels do not have stay as they are.
+    form that the kernels do not have stay as they are.
 
     Args:
       graphdef, params: the split model, on the CPU; each weight is deleted once it is packed, so
@@ -90,7 +90,7 @@ def _pack(layer: Linear | ExpertLinear | Embed, place: np.ndarray) -> jax.Array:
     if isinstance(layer, ExpertLinear):
         pack_experts(np.asarray(weight), place)
     else:
-        pack(np.asarray(weight).reshape(math.prod(layer.output_shape), -1), place)
+        pack(matrix_to_pack(layer.weight, math.prod(layer.output_shape)), place)
     # JAX uses memory that is aligned as it is, and keeps it as long as the array lives.
     packed: jax.Array = jax.device_put(place, next(iter(weight.devices())))
     weight.delete()

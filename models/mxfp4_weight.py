@@ -17,6 +17,7 @@ from paged.native.linear import PackedWeight
 GROUP_SIZE = 32
 """Inputs that share a scale."""
 
+_CANNOT_PACK = "MXFP4 weights cannot be packed; check can_pack first."
 _BYTES = GROUP_SIZE // 2
 # 2 ** -4, the scale of a random weight.
 _RANDOM_SCALE = 127 - 4
@@ -51,6 +52,10 @@ class Mxfp4Weight(nnx.Module):
         self.values = parameter(values, (*axes, None))
         self.scales = parameter(jnp.full(groups, _RANDOM_SCALE, jnp.uint8), tuple(axes))
 
+    def matrix(self) -> np.ndarray:
+        """Raise: the native kernels have no product with such weights."""
+        raise NotImplementedError(_CANNOT_PACK)
+
     def multiply(self, x: Array, num_outputs: int) -> Array:
         """Return the float32 product `[num_rows, num_outputs]` of x `[num_rows, K]`, by XLA."""
         weight = widen(self.values[...], self.scales[...], x.dtype).reshape(num_outputs, -1)
@@ -65,7 +70,7 @@ class Mxfp4Weight(nnx.Module):
 
     def packed(self, num_outputs: int) -> PackedWeight:
         """Raise: the native kernels have no product with such weights."""
-        raise NotImplementedError("MXFP4 weights cannot be packed; check can_pack first.")
+        raise NotImplementedError(_CANNOT_PACK)
 
 
 def widen(values: Array, scales: Array, dtype: np.dtype) -> Array:

@@ -1,14 +1,12 @@
 """`ARCHITECTURES`: for each checkpoint architecture, how to build it and where its weights lie."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from paged.models.decoder import DecoderLM
 from paged.models.expert_source import arrange_gpt_oss, stack_experts
-
-if TYPE_CHECKING:
-    from paged.models.weights import TensorSource
+from paged.models.tensor_source import TensorSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class Architecture:
     weight_rules: tuple[WeightRule, ...]
     models: str
     notes: str
-    arrange: "Callable[[TensorSource], TensorSource] | None" = None
+    arrange: Callable[[TensorSource], TensorSource] | None = None
 
 
 _ATTENTION, _MLP = "model.layers.*.self_attn", "model.layers.*.mlp"
@@ -217,3 +215,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         stack_experts,
     ),
 }
+
+
+def tensor_name(architecture: str, path: Sequence[Any]) -> str:
+    """Return the checkpoint's name for the tensor of the parameter at a path of the model."""
+    layer = next((str(key) for key in path if isinstance(key, int)), "")
+    dotted = ".".join("*" if isinstance(key, int) else str(key) for key in path)
+    rules = ARCHITECTURES[architecture].weight_rules
+    return next(rule.name for rule in rules if rule.path == dotted).replace("*", layer)

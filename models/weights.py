@@ -8,10 +8,10 @@ import dataclasses
 import functools
 import json
 import math
-import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -23,8 +23,11 @@ from paged.models.config import DTYPES, ModelConfig
 from paged.models.errors import CheckpointError
 from paged.models.forward import abstract_model
 from paged.models.json_file import read_json
-from paged.models.registry import ARCHITECTURES, WeightRule
-from paged.models.stored_weight import QUANTIZATIONS
+from paged.models.quantization import QuantizedLayer, quantized_layers
+from paged.models.quantized.form import WeightForm
+from paged.models.registry import ARCHITECTURES
+from paged.models.tensor_places import TensorPlace, match_tensors
+from paged.models.tensor_source import TensorSource
 
 SAFETENSORS_FILE = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
@@ -33,26 +36,15 @@ _SAFETENSORS_DTYPES = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "I8": np.dtype(np.int8),
     "U8": np.dtype(np.uint8),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
 }
-# Buffers that old checkpoints store and that follow from the config.
-_IGNORED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
-
-class TensorSource(Protocol):
-    """Named tensors of a checkpoint, under Hugging Face names and in that layout."""
-
-    def names(self) -> list[str]:
-        """Return the names of all tensors."""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of one tensor, without reading it."""
-
-    def read(self, name: str) -> np.ndarray:
-        """Return one tensor: a read-only view of a file, or a writable array for the caller."""
-
-    def close(self) -> None:
-        """Let go of the files; nothing can be read any more."""
+type _Places = Mapping[Any, jax.sharding.Sharding]
+"""Path of a parameter -> where it lies."""
 
 
 class SafetensorsSource:
@@ -87,14 +79,14 @@ class SafetensorsSource:
         """Return a read-only view of one tensor; bytes are read from the file when touched.
 
         Raises:
-          CheckpointError: if its element type is not F32, F16, BF16 or U8.
+          CheckpointError: if its element type is none that checkpoints are read in.
         """
         entry = self._entries[name]
         dtype = _SAFETENSORS_DTYPES.get(entry.dtype)
         if dtype is None:
             raise CheckpointError(
                 f"tensor {name} in {entry.path} has element type {entry.dtype}; only "
-                f"{', '.join(_SAFETENSORS_DTYPES)} can be read. Use an unquantized checkpoint."
+                f"{', '.join(_SAFETENSORS_DTYPES)} can be read. Use another checkpoint."
             )
         values: np.ndarray = entry.data.view(dtype)
         return values.reshape(entry.shape)
@@ -136,7 +128,7 @@ def load_params(
       config: shape of the model.
       source: where the tensors come from.
       dtype: element type of the parameters, see `resolve_dtype`.
-      quantization: format of the linear layers' weights, see `quantize_layers`.
+      quantization: what the linear layers' weights are brought to, see `quantized_layers`.
       shardings: tree of shardings like the parameters', see `param_shardings`; None puts all on
         the first device. A device reads only its own slice.
       kv_head_copies: how often each kv head is there, one after the other (`TensorParallel`).
@@ -148,53 +140,88 @@ def load_params(
     arrange = ARCHITECTURES[config.architecture].arrange
     if arrange is not None:
         source = arrange(source)
-    _, abstract = abstract_model(config, dtype=dtype)
-    tensors = _match_tensors(config, abstract, source)
-    stored = dataclasses.replace(config, num_kv_heads=kv_head_copies * config.num_kv_heads)
+    graphdef, abstract = abstract_model(replace(config, quantization=None), dtype=dtype)
+    # With the checkpoint's config again: its weights are not in fewer bits yet.
+    model = nnx.merge(graphdef, abstract)
+    model.config = config
+    quantized = {layer.path: layer for layer in quantized_layers(model, quantization)}
+    tensors = match_tensors(config, abstract, quantized, source)
+    stored = replace(config, num_kv_heads=kv_head_copies * config.num_kv_heads)
     _, target = abstract_model(stored, dtype=dtype, quantization=quantization)
     if shardings is None:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shardings = jax.tree.map(lambda _: device, target)
     leaves, wanted = nnx.to_flat_state(abstract), dict(nnx.to_flat_state(target))
     places = dict(zip(wanted, jax.tree.leaves(shardings), strict=True))
-    total = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for _, leaf in leaves)
+    total = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in wanted.values())
     loaded: dict[Any, jax.Array] = {}
     with tqdm(
         total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress
     ) as bar:
-        for (path, leaf), tensor in zip(leaves, tensors, strict=True):
-            is_quantized = path not in wanted
-            place = places[(*path, "values") if is_quantized else path]
-            # The tensor gets no name here: it must be gone before the next one is read.
-            array = _to_device(
-                _repeat_kv_heads(tensor.read(source), leaf, kv_head_copies), leaf.dtype, place
-            )
-            bar.update(array.nbytes)
-            if is_quantized and quantization is not None:
-                num_output_axes = len(wanted[*path, "scales"].shape)
-                shardings_of = tuple((part, places[*path, part]) for part in ("values", "scales"))
-                parts = _quantizer(quantization, num_output_axes, shardings_of)(array)
-                jax.block_until_ready(parts)  # type: ignore[no-untyped-call]
-                array.delete()
-                loaded |= {(*path, part): value for part, value in parts.items()}
+        for (path, leaf), place in zip(leaves, tensors, strict=True):
+            layer = quantized.get(path)
+            places_here = {at: where for at, where in places.items() if at[: len(path)] == path}
+            # What is read must be gone before the next is.
+            if layer is not None and layer.scheme is not None:
+                arrays = _load_quantized(layer, place, source, wanted, places_here, kv_head_copies)
+            elif layer is not None:
+                values = _repeat_kv_heads(place.read(source), leaf, kv_head_copies)
+                arrays = _quantize(layer, values, leaf.dtype, places_here)
+                del values
             else:
-                loaded[path] = array
+                values = _repeat_kv_heads(place.read(source), leaf, kv_head_copies)
+                arrays = {path: _to_device(values, leaf.dtype, places[path])}
+                del values
+            loaded |= arrays
+            bar.update(sum(array.nbytes for array in arrays.values()))
+            del arrays
     params: nnx.State[Any, Any] = jax.tree.unflatten(
         jax.tree.structure(target), [loaded[path] for path in wanted]
     )
     return params
 
 
+def _quantize(
+    layer: QuantizedLayer, values: np.ndarray, dtype: np.dtype, places: _Places
+) -> dict[Any, jax.Array]:
+    """Return the parts of a weight that is quantised on the device, by their paths."""
+    shardings = tuple((path[-1], place) for path, place in places.items())
+    array = _to_device(values, dtype, dict(shardings)["values"])
+    parts = _quantizer(layer.form, layer.num_output_axes, shardings)(array)
+    jax.block_until_ready(parts)  # type: ignore[no-untyped-call]
+    array.delete()
+    return {(*layer.path, part): value for part, value in parts.items()}
+
+
+def _load_quantized(
+    layer: QuantizedLayer,
+    place: TensorPlace,
+    source: TensorSource,
+    wanted: dict[Any, Any],
+    places: _Places,
+    kv_head_copies: int,
+) -> dict[Any, jax.Array]:
+    """Return the parts of a weight that the checkpoint has in fewer bits, by their paths."""
+    parts = place.read_quantized(source, layer)
+    arrays = {}
+    for path, where in places.items():
+        leaf, shape = wanted[path], list(wanted[path].shape)
+        axes = leaf.get_metadata("out_sharding")
+        if "kv_heads" in axes:
+            shape[axes.index("kv_heads")] //= kv_head_copies
+        values = _repeat_kv_heads(parts[path[-1]].reshape(shape), leaf, kv_head_copies)
+        arrays[path] = _to_device(values, leaf.dtype, where)
+    return arrays
+
+
 @functools.lru_cache
 def _quantizer(
-    quantization: str,
+    form: WeightForm,
     num_output_axes: int,
     shardings: tuple[tuple[str, jax.sharding.Sharding], ...],
 ) -> Callable[[jax.Array], dict[str, jax.Array]]:
     """Return the compiled function from a weight to its parts; kept, as weights share shapes."""
-    quantize = functools.partial(
-        QUANTIZATIONS[quantization].quantize, num_output_axes=num_output_axes
-    )
+    quantize = functools.partial(form.quantize, num_output_axes=num_output_axes)
     return jax.jit(quantize, out_shardings=dict(shardings))
 
 
@@ -219,73 +246,7 @@ def _to_device(values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Shard
     return array
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a parameter lies: a range of a tensor's first axis; `stop` is None for all of it."""
-
-    name: str
-    shape: tuple[int, ...]
-    start: int = 0
-    stop: int | None = None
-
-    def read(self, source: TensorSource) -> np.ndarray:
-        """Return the parameter's values, in its shape."""
-        values = source.read(self.name)
-        part = values if self.stop is None else values[self.start : self.stop]
-        return part.reshape(self.shape)
-
-
-def _match_tensors(
-    config: ModelConfig, abstract: nnx.State[Any, Any], source: TensorSource
-) -> list[_Place]:
-    """Return the place of each parameter, in flattening order, or list all that does not fit."""
-    rules = {rule.path: rule for rule in ARCHITECTURES[config.architecture].weight_rules}
-    order = {path: number for number, path in enumerate(rules)}
-    # The parameters of each tensor, in the order of their rules: number, shape, shape stored as.
-    tensors: dict[str, list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]] = {}
-    leaves = nnx.to_flat_state(abstract)
-    for number, (path, leaf) in enumerate(leaves):
-        layer = next((str(key) for key in path if isinstance(key, int)), "")
-        rule = rules[".".join("*" if isinstance(key, int) else str(key) for key in path)]
-        members = tensors.setdefault(rule.name.replace("*", layer), [])
-        stored = _checkpoint_shape(leaf.shape, rule)
-        members.append((order[rule.path], number, leaf.shape, stored))
-    available = set(source.names())
-    missing, misshaped = [], []
-    places: dict[int, _Place] = {}
-    for name, members in tensors.items():
-        start = 0
-        for _, number, shape, stored in sorted(members):
-            stop = None if len(members) == 1 else start + stored[0]
-            places[number] = _Place(name, shape, start, stop)
-            start += stored[0]
-        expected = (start, *members[0][3][1:])
-        if name not in available:
-            missing.append(name)
-        elif (actual := source.shape(name)) != expected:
-            misshaped.append(f"{name} {list(actual)} instead of {list(expected)}")
-    ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    unexpected = sorted(
-        name for name in available - set(tensors) - ignored if not _IGNORED.search(name)
-    )
-    problems = {"missing": missing, "unexpected": unexpected, "of another shape": misshaped}
-    if any(problems.values()):
-        listed = [f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names]
-        raise CheckpointError(
-            f"the checkpoint's tensors do not fit its config ({config.architecture}); "
-            f"{'; '.join(listed)}. Fetch the checkpoint again, or correct the config."
-        )
-    return [places[number] for number in range(len(leaves))]
-
-
-def _checkpoint_shape(shape: tuple[int, ...], rule: WeightRule) -> tuple[int, ...]:
-    axis = rule.heads_axis
-    if axis is None:
-        return shape
-    return (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Entry:
     """One tensor of a safetensors file; `data` is its bytes, uint8 `[num_bytes]`."""
 

@@ -8,6 +8,7 @@ from jax import Array
 from jaxtyping import Float, UInt8
 
 from paged import backends
+from paged.widened_product import widened_product
 
 
 def int4_product(
@@ -64,14 +65,23 @@ def _triton() -> ModuleType:
     return importlib.import_module("paged.triton.int4_product")
 
 
-def _by_xla(x: Array, values: Array, scales: Array, zeros: Array | None) -> Array:
+def widen_int4(
+    values: UInt8[Array, "num_outputs half_inputs"],
+    scales: Float[Array, "num_groups num_outputs"],
+    zeros: UInt8[Array, "num_groups num_outputs"] | None = None,
+) -> Float[Array, "num_outputs num_inputs"]:
+    """Return the float32 weight that `int4_product` multiplies by."""
     num_groups, num_outputs = scales.shape
     grouped = values.reshape(num_outputs, num_groups, -1)
     codes = jnp.concatenate([grouped & 15, grouped >> 4], axis=2)  # [num_outputs, num_groups, size]
     shift = 8.0 if zeros is None else zeros.T[..., None].astype(jnp.float32)
     weight = (codes.astype(jnp.float32) - shift) * scales.T[..., None].astype(jnp.float32)
-    weight = weight.reshape(num_outputs, -1).astype(x.dtype)
-    return jnp.einsum("TD,FD->TF", x, weight, preferred_element_type=jnp.float32)
+    return weight.reshape(num_outputs, -1)
+
+
+def _by_xla(x: Array, values: Array, scales: Array, zeros: Array | None) -> Array:
+    parts = [(values, 0), (scales, 1)] + ([] if zeros is None else [(zeros, 1)])
+    return widened_product(x, parts, widen_int4)
 
 
 def _check(x: Array, values: Array, scales: Array, zeros: Array | None) -> None:

@@ -16,7 +16,8 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEFAULT_COMPILATION_CACHE_DIR = "~/.cache/paged/xla"
 ATTENTION_BACKENDS = ("auto", "mosaic", "native", "triton", "xla")
 LINEAR_BACKENDS = ("auto", "native", "xla")
-QUANTIZATIONS = ("int8",)
+# What is made of weights while they are loaded ("fp8", too), and what a checkpoint may be already.
+QUANTIZATIONS = ("int8", "int4", "fp8", "awq", "compressed-tensors", "gptq")
 PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
 DEFAULT_NATIVE_CACHE_DIR = "~/.cache/paged/native"
 _STRUCTURED = StructuredOutputsConfig()
@@ -41,8 +42,9 @@ class EngineConfig:
       enable_prefix_caching: reuse the KV of equal prefixes.
       kv_cache_dtype: element type of the KV cache; "auto" is the model's, "fp8" is "fp8_e4m3".
       dtype: element type of weights and activations; "auto" is the checkpoint's.
-      quantization: "int8" keeps the weights of linear layers and of the head as int8, with one
-        scale per output; activations stay as they are. None keeps them in `dtype`.
+      quantization: "int8", "int4" and "fp8" keep the weights of linear layers in so many bits;
+        activations stay as they are. "awq", "gptq", "compressed-tensors" and "fp8" insist that the
+        checkpoint is quantised so. None takes the weights as they are.
       seed: seed of the requests that bring none.
       attention_backend: "auto", "native" (the C++ kernels, on a CPU), "triton" (on an NVIDIA GPU),
         "mosaic" (for prefill, on Hopper and Blackwell) or "xla"; the names are promises.

@@ -28,6 +28,7 @@ from paged.models.executables import ExecutableStore
 from paged.models.forward import abstract_model
 from paged.models.linear_packing import pack_linear_layers
 from paged.models.programs import ProgramSource
+from paged.models.quantization import resolve_quantization
 from paged.models.weights import load_params, resolve_dtype
 from paged.scheduler.admission import InputProcessor
 from paged.scheduler.artifacts import agree_with_artifact, check_artifact_fits
@@ -379,6 +380,9 @@ def resolve_config(
         max_num_batched_tokens=max_num_batched_tokens,
         long_prefill_token_threshold=threshold,
         dtype=dtype,
+        quantization=resolve_quantization(
+            config.quantization, None if model.quantization is None else model.quantization.method
+        ),
         kv_cache_dtype=kv_cache_dtype,
         async_scheduling=(
             platform != "cpu" if config.async_scheduling is None else config.async_scheduling
@@ -438,7 +442,14 @@ def activation_bytes(config: EngineConfig, model: ModelConfig) -> int:
     mlp_bytes = limits.max_num_batched_tokens * (3 * model.intermediate_size) * 4
     residual_bytes = limits.max_num_batched_tokens * (6 * model.hidden_size) * 4
     logits_bytes = limits.max_num_seqs * model.vocab_size * 4 * 4
-    return mlp_bytes + residual_bytes + logits_bytes
+    return mlp_bytes + residual_bytes + logits_bytes + _widened_bytes(config, model)
+
+
+def _widened_bytes(config: EngineConfig, model: ModelConfig) -> int:
+    """Return an upper bound on a quantised weight that a product widens, one after the other."""
+    if config.quantization is None:
+        return 0
+    return 4 * model.hidden_size * max(model.intermediate_size, model.num_q_heads * model.head_dim)
 
 
 def staging_bytes(config: EngineConfig) -> int:

@@ -99,8 +99,8 @@ def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) 
         "--quantization",
         choices=QUANTIZATIONS,
         default=defaults.quantization,
-        help="int8: keep the weights of linear layers and of the head in 8 bits (default: as they "
-        "are)",
+        help="int8, int4, fp8: keep the weights of linear layers in so many bits; awq, gptq, "
+        "compressed-tensors, fp8: insist that the checkpoint is quantised so (default: as it is)",
     )
     group.add_argument(
         "--attention-backend",

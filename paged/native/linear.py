@@ -2,8 +2,8 @@
 
 A weight `[N, K]` is packed once into `[ceil(N / 64), steps, 64, elements]`, 64 outputs side by side
 for each step along K, so that a product reads it once and in order. A step is 32 bit of each
-output: one float32, two bfloat16, which is what the dot product of AVX512-BF16 takes, or four int8.
-N and K are padded with zeros.
+output: one float32, two bfloat16, which is what the dot product of AVX512-BF16 takes, four int8 or
+e4m3, or eight codes of 4 bits. N and K are padded with zeros.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ TILE = 64
 """Outputs side by side in a packed weight."""
 
 DTYPES = ("bfloat16", "float32")
-"""Element types that the kernels compute in; a weight has the same, or int8."""
+"""Element types that the kernels compute in; a weight has the same, or fewer bits."""
 
 ACTIVATIONS = ("silu", "gelu_tanh")
 """What a gate may go through."""
@@ -37,6 +37,8 @@ _ELEMENTS = {
     np.dtype(ml_dtypes.bfloat16): 2,
     np.dtype(np.float32): 1,
     np.dtype(np.int8): 4,
+    np.dtype(ml_dtypes.float8_e4m3fn): 4,
+    np.dtype(np.uint8): 4,  # two codes of 4 bits each, see `in_order_of_words`
 }
 
 
@@ -46,14 +48,27 @@ class PackedWeight(NamedTuple):
     Attributes:
       words: the weight, see `pack`.
       num_outputs: N, without padding.
-      scales: float32 `[num_outputs]`, what an int8 weight is multiplied by; None for other types.
+      scales: float32, what a weight in fewer than 16 bits is multiplied by: `[num_outputs]`, or
+        `[num_groups, num_outputs]` for codes of 4 bits; None for other types.
       bias: `[num_outputs]`, of the input's type, or None.
+      zeros: uint8 `[num_groups, num_outputs]`, what such codes are less by; None: 8.
+      order: int32 `[K]`, where inputs are to be taken from before the product; None: as they are.
     """
 
     words: Array | np.ndarray
     num_outputs: int
     scales: Array | np.ndarray | None = None
     bias: Array | np.ndarray | None = None
+    zeros: Array | np.ndarray | None = None
+    order: Array | np.ndarray | None = None
+
+    def operands(self) -> list[Array | np.ndarray]:
+        """Return what a kernel reads, in its order."""
+        return [
+            operand
+            for operand in (self.words, self.scales, self.zeros, self.bias)
+            if operand is not None
+        ]
 
 
 class PackedNorm(NamedTuple):
@@ -102,6 +117,25 @@ def pack(weight: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     return packed
 
 
+def in_order_of_words(values: np.ndarray, group_size: int) -> np.ndarray:
+    """Return codes of 4 bits as `pack` is to have them, from `paged.int4_product`'s order.
+
+    Args:
+      values: uint8 `[N, K / 2]`; byte i of a group holds its inputs i and i + half.
+      group_size: inputs of a group, a multiple of 8.
+
+    Returns:
+      uint8 `[N, K / 2]`; four bytes hold eight neighbours: 0, 2, 4, 6, then 1, 3, 5, 7.
+    """
+    num_outputs = len(values)
+    grouped = values.reshape(num_outputs, -1, group_size // 2)
+    codes = np.concatenate([grouped & 15, grouped >> 4], axis=2).reshape(num_outputs, -1, 4, 2)
+    # [N, words, which of a pair, pair]: nibbles from low to high.
+    nibbles = codes.swapaxes(2, 3).reshape(num_outputs, -1, 4, 2)
+    words = nibbles[..., 0] | (nibbles[..., 1] << 4)
+    return np.ascontiguousarray(words.reshape(num_outputs, -1))
+
+
 def is_packed(weight: Array) -> bool:
     """Return whether a weight is in the packed layout: it alone has four axes."""
     return weight.ndim == 4
@@ -137,12 +171,8 @@ def packed_linear(
     dtype = jnp.dtype(out_dtype or x.dtype)
     outputs = weights if activation is None else weights[:1]
     shapes = [_shape((x.shape[0], weight.num_outputs), dtype) for weight in outputs]
-    operands = [
-        operand
-        for weight in weights
-        for operand in (weight.words, weight.scales, weight.bias)
-        if operand is not None
-    ]
+    assert all(weight.order is None for weight in weights), "the caller puts inputs in order"
+    operands = [operand for weight in weights for operand in weight.operands()]
     if norm is not None:
         operands.append(norm.weight)
         # Nobody reads the normalised x, but XLA plans its memory with that of all temporaries.
@@ -156,6 +186,7 @@ def packed_linear(
             x,
             *operands,
             num_weights=np.int32(len(weights)),
+            zeros=np.int32(sum((w.zeros is not None) << i for i, w in enumerate(weights))),
             biases=np.int32(sum((w.bias is not None) << i for i, w in enumerate(weights))),
             epsilon=np.float32(-1 if norm is None else norm.epsilon),
             has_residual=residual is not None,
@@ -169,10 +200,8 @@ def packed_linear(
 
 def packed_best(
     x: Array | np.ndarray,
-    packed: Array | np.ndarray,
+    weight: PackedWeight,
     *,
-    num_outputs: int,
-    scales: Array | np.ndarray | None = None,
     level: int = -1,
 ) -> Array:
     """Return where each row of `x @ weight.T` in float32 has its largest element, int32 `[n]`.
@@ -182,12 +211,10 @@ def packed_best(
 
     Args:
       x: `[n, K]`.
-      packed: the weight, see `pack`.
-      num_outputs: N, without padding.
-      scales: float32 `[num_outputs]`, for an int8 weight.
+      weight: without a bias.
       level: index in `paged.native.library.LEVELS` of the instructions to use; -1: the best.
     """
-    partial = (packed.shape[0], x.shape[0])  # the best of each tile, for the kernel's use
+    partial = (weight.words.shape[0], x.shape[0])  # the best of each tile, for the kernel's use
     best: Array = jax.ffi.ffi_call(
         BEST_TARGET,
         [
@@ -197,9 +224,9 @@ def packed_best(
         ],
     )(
         x,
-        packed,
-        *([] if scales is None else [scales]),
-        num_outputs=np.int32(num_outputs),
+        *weight.operands(),
+        num_outputs=np.int32(weight.num_outputs),
+        has_zeros=weight.zeros is not None,
         level=np.int32(level),
     )[0]
     return best

@@ -7,7 +7,11 @@ import pytest
 from flax import nnx
 
 from paged.models.layers import ACTIVATIONS, Embed, Linear, RMSNorm, project, project_gated
-from paged.models.stored_weight import QUANTIZATIONS, values_of
+from paged.models.quantized.float8_weight import Float8Form
+from paged.models.quantized.form import WeightForm, store
+from paged.models.quantized.grouped_weight import GroupedForm
+from paged.models.quantized.int8_weight import Int8Form
+from paged.models.stored_weight import can_pack, matrix_to_pack, values_of
 from paged.native.linear import pack
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -15,7 +19,8 @@ pytestmark = pytest.mark.usefixtures("native")
 # Of bfloat16, XLA rounds more often on the way.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 3e-2}
 SIZE = 27
-FORMATS = [("float32", None), ("bfloat16", None), ("float32", "int8"), ("bfloat16", "int8")]
+FORMS: dict[str, WeightForm] = {"int8": Int8Form(), "float8": Float8Form()}
+FORMATS = [(dtype, form) for dtype in ("float32", "bfloat16") for form in (None, *FORMS)]
 
 
 def linear(equation: str, axes: dict[str, int], dtype: str, quantization: str | None) -> Linear:
@@ -30,13 +35,15 @@ def linear(equation: str, axes: dict[str, int], dtype: str, quantization: str | 
 
 def quantized[T: (Linear, Embed)](layer: T, quantization: str | None) -> T:
     if quantization is not None:
-        layer.weight = QUANTIZATIONS[quantization](layer.weight, len(layer.output_shape))
+        assert isinstance(layer.weight, nnx.Param)
+        layer.weight = store(layer.weight, FORMS[quantization], len(layer.output_shape))
     return layer
 
 
 def pack_layer(layer: Linear | Embed) -> None:
     values = values_of(layer.weight)
-    matrix = np.asarray(values[...]).reshape(np.prod(layer.output_shape), -1)
+    assert can_pack(layer.weight)
+    matrix = matrix_to_pack(layer.weight, int(np.prod(layer.output_shape)))
     values.set_value(jnp.asarray(pack(matrix)))
 
 
@@ -163,3 +170,52 @@ def test_logits_are_divided_then_capped_and_keep_their_order(is_packed):
     np.testing.assert_allclose(table.logits(hidden), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(table.best_tokens(hidden), expected.argmax(-1))
     np.testing.assert_allclose(table(jnp.asarray([7])), 5 * weight[7:8], rtol=1e-6)
+
+
+@pytest.mark.parametrize("has_zeros", [True, False])
+def test_weights_of_four_bits(dtype: str, has_zeros: bool):
+    form = GroupedForm(bits=4, group_size=32, has_zeros=has_zeros)
+    layers = []
+    for name, rngs in (("n", 0), ("m", 1)):
+        axes = {name: 70, "d": 64}
+        layer = Linear("TD,FD->TF", axes, bias_axes=(name,), dtype=dtype, rngs=nnx.Rngs(rngs))
+        layer.weight = store(layer.weight, form, 1)
+        layers.append(layer)
+    x, norm = random((5, 64), dtype, seed=1), RMSNorm({"d": 64}, epsilon=1e-6, dtype=dtype)
+    check(
+        lambda: (
+            project(x, *layers, norm=norm),
+            project_gated(x, *layers, activation="silu", norm=norm),
+            layers[0](x, random((5, 70), dtype, seed=2)),
+        ),
+        layers,
+        dtype,
+    )
+
+
+def test_inputs_are_put_in_order_before_a_packed_product():
+    form = GroupedForm(bits=4, group_size=32, has_zeros=True, is_permuted=True)
+    layers = []
+    for seed in (0, 1):
+        layer = Linear("TD,FD->TF", {"n": 70, "d": 64}, dtype="float32", rngs=nnx.Rngs(seed))
+        layer.weight = store(layer.weight, form, 1)
+        layer.weight.order.set_value(
+            jnp.asarray(np.random.default_rng(seed).permutation(64), "int32")
+        )
+        layers.append(layer)
+    x, norm = random((5, 64), "float32", seed=1), RMSNorm({"d": 64}, epsilon=1e-6, dtype="float32")
+    check(
+        lambda: (
+            project(x, *layers, norm=norm),
+            project_gated(x, *layers, activation="silu", norm=norm),
+        ),
+        layers,
+        "float32",
+    )
+
+
+def test_layers_stored_in_different_types_share_an_input():
+    plain, eight = (linear("TD,KD->TK", {"k": 70, "d": SIZE}, "float32", f) for f in (None, "int8"))
+    x = random((5, SIZE), "float32", seed=1)
+    norm = RMSNorm({"d": SIZE}, epsilon=1e-6, dtype="float32")
+    check(lambda: project(x, plain, eight, norm=norm), (plain, eight), "float32")

@@ -14,7 +14,8 @@ from paged.models.expert_groups import map_groups, sort_pairs
 from paged.models.layers import RMSNorm
 from paged.models.moe import SparseMLP
 from paged.models.moe_config import ExpertsConfig
-from paged.models.stored_weight import Int8Weight
+from paged.models.quantized.form import store
+from paged.models.quantized.int8_weight import Int8Form
 from paged.native.expert_linear import pack_experts
 
 HIDDEN = 24
@@ -155,13 +156,13 @@ def test_experts_in_int8_are_computed_as_their_widened_weights(native):
     packed = make_layer(SOFTMAX, "bfloat16")
     for name in ("gate_proj", "up_proj", "down_proj"):
         plain = getattr(layer.experts, name).weight[...]
-        weight = Int8Weight(getattr(layer.experts, name).weight, 2)
+        weight = store(getattr(layer.experts, name).weight, Int8Form(), 2)
         getattr(layer.experts, name).weight = weight
         values = np.asarray(weight.values[...])
         wide = values * np.asarray(weight.scales[...])[..., None]
         assert np.abs(wide - np.asarray(plain, np.float32)).max() < 0.02
         getattr(widened.experts, name).weight.set_value(jnp.asarray(wide))
-        words = Int8Weight(getattr(packed.experts, name).weight, 2)
+        words = store(getattr(packed.experts, name).weight, Int8Form(), 2)
         words.values.set_value(jnp.asarray(pack_experts(values)))
         getattr(packed.experts, name).weight = words
     x = np.asarray(np.random.default_rng(1).standard_normal((20, HIDDEN)), jnp.bfloat16)

@@ -8,6 +8,7 @@ import pytest
 
 from paged.models.config import ModelConfig, UnsupportedModelError
 from paged.models.errors import CheckpointError
+from paged.models.forward import abstract_model
 from paged.models.moe_config import ExpertsConfig
 
 NAMES = ("gpt_oss", "gpt_oss_mxfp4", "mixtral", "qwen3_moe")
@@ -81,6 +82,7 @@ def test_gpt_oss_alternates_windows_and_has_sinks_and_biases(data_dir: Path):
             {"architectures": ["Qwen2MoeForCausalLM"]},
             "shared experts.*supported: .*Mixt",
         ),
+        ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, r"'awq'.*supported: mxfp4"),
         ("mixtral", {"architectures": ["DeepseekV3ForCausalLM"]}, "its latent attention"),
     ],
 )
@@ -89,6 +91,20 @@ def test_what_is_not_implemented_is_named(
 ):
     with pytest.raises(UnsupportedModelError, match=message):
         read(data_dir, name, **changes)
+
+
+def test_experts_that_a_checkpoint_has_in_few_bits_are_refused(data_dir: Path):
+    awq = json.loads((data_dir / "golden" / "tiny" / "llama_awq" / "config.json").read_text())
+    config = read(data_dir, "mixtral", quantization_config=awq["quantization_config"])
+    with pytest.raises(UnsupportedModelError, match=r"w. is quantised .* not implemented for exp"):
+        abstract_model(config, dtype="bfloat16")
+
+
+def test_other_experts_become_int8_and_mxfp4_stays(data_dir: Path):
+    for name, element in (("mixtral", "int8"), ("gpt_oss_mxfp4", "uint8")):
+        _, params = abstract_model(read(data_dir, name), dtype="bfloat16", quantization="int4")
+        weight = params["layers"][0]["mlp"]["experts"]["up_proj"]["weight"]
+        assert weight["values"].dtype == element
 
 
 @pytest.mark.parametrize(

@@ -186,10 +186,15 @@ def test_damaged_file_is_named(tmp_path: Path, content: bytes, message: str) -> 
 
 
 def test_unreadable_element_type_is_named(tmp_path: Path) -> None:
-    content = file_of({"t": tensor([8], 0, 8, "F8_E4M3")})
+    content = file_of({"t": tensor([8], 0, 8, "F8_E5M2")})
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"tensor t .* has element type F8_E4M3; only F32,"):
+    with pytest.raises(CheckpointError, match=r"tensor t .* has element type F8_E5M2; only F32,"):
         SafetensorsSource(tmp_path).read("t")
+
+
+def test_weights_in_fewer_bits_need_a_config_that_says_so() -> None:
+    with pytest.raises(CheckpointError, match=r"tensor model.* has element type int32; only bfloa"):
+        load(TIED, DictSource(hf_shapes(TIED), "int32"))
 
 
 # Loading

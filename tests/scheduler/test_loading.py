@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from paged.models.config import ModelConfig
+from paged.models.quantized.formats import read_quantization
 from paged.scheduler.backend_choice import kv_element_type
 from paged.scheduler.buckets import Bucket
 from paged.scheduler.config import PERFORMANCE_MODES, EngineConfig, StepLimits
@@ -166,6 +167,22 @@ def test_activation_bytes_grow_with_both_limits():
     small = activation_bytes(resolve(max_num_batched_tokens=256), MODEL)
     assert activation_bytes(resolve(max_num_batched_tokens=512), MODEL) > small
     assert activation_bytes(resolve(max_num_batched_tokens=256, max_num_seqs=256), MODEL) > small
+
+
+def test_activation_bytes_have_room_for_a_weight_that_is_widened():
+    plain, int4 = (activation_bytes(resolve(quantization=name), MODEL) for name in (None, "int4"))
+    assert int4 - plain == 4 * 64 * 128
+
+
+def test_quantization_of_the_checkpoint_is_that_of_the_engine():
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
+    model = dataclasses.replace(MODEL, quantization=read_quantization({"quantization_config": awq}))
+    assert resolve_config(EngineConfig(), model).quantization == "awq"
+    assert resolve_config(EngineConfig(quantization="awq"), model).quantization == "awq"
+    with pytest.raises(ValueError, match="quantization='int4' contradicts the checkpoint"):
+        resolve_config(EngineConfig(quantization="int4"), model)
+    with pytest.raises(ValueError, match="quantization='gptq' needs a checkpoint"):
+        resolve_config(EngineConfig(quantization="gptq"), MODEL)
 
 
 @pytest.mark.parametrize(

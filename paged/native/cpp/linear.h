@@ -3,7 +3,8 @@
 // A weight w [N, K] is packed, output columns innermost, so that a tile is one contiguous range of
 // memory that is read once and in order: 32-bit words [ceil(N / 64)][steps][64], where a word holds
 // neighbours along K of one column: one float32, two bfloat16 (as the dot-product instruction of
-// AVX512-BF16 wants them) or four int8, none of them -128. What pads N and K is zero.
+// AVX512-BF16 wants them), four int8 or e4m3, or eight codes of 4 bits: those of inputs 0, 2, 4, 6,
+// then of 1, 3, 5, 7, low bits first. What pads N and K is zero.
 //
 // This header reaches files that are compiled for CPUs the program may not run on. The linker keeps
 // one copy of each inline function, from any of them, so nothing here may have external linkage but
@@ -18,7 +19,7 @@ static constexpr int64_t kTileColumns = 64;
 static constexpr int64_t kStepBytes = kTileColumns * 4;
 static constexpr int kMaxWeights = 4;
 
-enum class WeightType : int32_t { kFloat32, kBfloat16, kInt8 };
+enum class WeightType : int32_t { kFloat32, kBfloat16, kInt8, kFloat8, kInt4 };
 
 // What a gate's product goes through before it scales another product.
 // The last clamps both, and adds 1 to what is scaled.
@@ -26,10 +27,15 @@ enum class Activation : int32_t { kNone, kSilu, kGeluTanh, kClampedSwiglu };
 
 struct LinearWeight {
   const void* words;    // packed
-  const float* scales;  // [num_columns], multiply the products of int8; null for other types
+  // Of int8 and e4m3 [num_columns], multiply the products; of 4 bits [groups, num_columns], multiply
+  // the products of a group of inputs; null for other types.
+  const float* scales;
   const void* bias;     // [num_columns] of x's type, or null
   void* y;              // [num_rows, num_columns], or null
   int64_t num_columns;
+  // Of 4 bits:
+  const uint8_t* zeros = nullptr;  // as the scales, what codes are less by; null: 8
+  int64_t group_size = 0;          // inputs of a group, a multiple of 8
 };
 
 struct LinearProblem {
@@ -66,7 +72,12 @@ struct NormProblem {
 };
 
 static inline int64_t elements_per_word(WeightType type) {
-  return type == WeightType::kFloat32 ? 1 : type == WeightType::kBfloat16 ? 2 : 4;
+  switch (type) {
+    case WeightType::kFloat32: return 1;
+    case WeightType::kBfloat16: return 2;
+    case WeightType::kInt4: return 8;
+    default: return 4;
+  }
 }
 
 // Words along K of a packed tile.

@@ -10,7 +10,9 @@ constexpr int kVectorBytes = 32, kBlockColumns = 16, kBlockRows = 4;
 #include "rms_norm.h"
 
 namespace paged {
-const LinearKernels kLinearAvx2 = {compute_typed_tile<WidenedPairs, WidenedQuads<uint16_t>>,
-                                   normalize, kGroupRows};
+const LinearKernels kLinearAvx2 = {
+    compute_typed_tile<WidenedPairs, WidenedQuads<uint16_t>, WidenedFloat8s<uint16_t>,
+                       WidenedNibbles<uint16_t>>,
+    normalize, kGroupRows};
 }  // namespace paged
 #endif

@@ -7,11 +7,11 @@
 namespace paged {
 namespace {
 
-// Scales sums of int8 products and adds the bias.
+// Scales sums of products of 8 bits, of which those of 4 bits come scaled, and adds the bias.
 template <class Element>
 inline void finish_products(const LinearWeight& weight, int64_t first, int64_t columns,
                             float* sums) {
-  if (weight.scales)
+  if (weight.scales && weight.group_size == 0)
     for (int64_t i = 0; i < columns; ++i) sums[i] *= weight.scales[first + i];
   if (weight.bias) {
     const Element* bias = static_cast<const Element*>(weight.bias) + first;

@@ -1,6 +1,7 @@
 // The entry points: the handlers that XLA calls, and the CPU's level.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
 
 #include "cpu_level.h"
@@ -73,28 +74,57 @@ Error read_input(ffi::AnyBuffer x, LinearProblem* p) {
   return Error::Success();
 }
 
-// Reads one packed weight [tiles, steps, 64, elements of a word], and the scales [N] of int8.
-void read_weight(Operands& operands, ffi::DataType type, int64_t num_columns, LinearProblem* p) {
+// The type of a packed weight for an x of type `type`; bytes without a sign are pairs of codes.
+std::optional<WeightType> weight_type_of(ffi::DataType weight, ffi::DataType type) {
+  switch (weight) {
+    case ffi::S8: return WeightType::kInt8;
+    case ffi::F8E4M3FN: return WeightType::kFloat8;
+    case ffi::U8: return WeightType::kInt4;
+    default: break;
+  }
+  if (weight != type) return std::nullopt;
+  return type == ffi::F32 ? WeightType::kFloat32 : WeightType::kBfloat16;
+}
+
+// Reads what codes of 4 bits are less by and multiplied by: [groups, N] both.
+void read_groups(Operands& operands, int64_t depth, bool has_zeros, paged::LinearWeight* weight) {
+  auto scales = operands.next("the scales");
+  if (!scales.has_value()) return;
+  const auto shape = scales->dimensions();
+  if (scales->element_type() != ffi::F32 || shape.size() != 2 || shape[0] < 1 ||
+      shape[1] != weight->num_columns || depth % (8 * shape[0]))
+    return operands.fail("the scales of 4-bit weights must be float32 for equal groups of inputs");
+  weight->scales = static_cast<const float*>(scales->untyped_data());
+  weight->group_size = depth / shape[0];
+  if (has_zeros)
+    weight->zeros = static_cast<const uint8_t*>(
+        operands.take("the zero points", ffi::U8, {shape[0], weight->num_columns}));
+}
+
+// Reads one packed weight [tiles, steps, 64, elements of a word], and the scales [N] of 8 bits, or
+// what 4 bits have instead.
+void read_weight(Operands& operands, ffi::DataType type, int64_t num_columns, bool has_zeros,
+                 LinearProblem* p) {
   paged::LinearWeight& weight = p->weights[p->num_weights++];
   weight.num_columns = num_columns;
   auto buffer = operands.next("a weight");
   if (!buffer.has_value()) return;
-  if (buffer->element_type() != ffi::S8 && buffer->element_type() != type)
-    return operands.fail("a weight must have the type of x, or int8");
-  const WeightType weight_type = buffer->element_type() == ffi::S8  ? WeightType::kInt8
-                                 : buffer->element_type() == ffi::F32 ? WeightType::kFloat32
-                                                                      : WeightType::kBfloat16;
+  const auto found = weight_type_of(buffer->element_type(), type);
+  if (!found)
+    return operands.fail("a weight must have the type of x, or int8, e4m3 or codes in uint8");
+  const WeightType weight_type = *found;
   if (p->num_weights > 1 && weight_type != p->weight_type)
     return operands.fail("the weights must all have one type");
   p->weight_type = weight_type;
   const auto packed = buffer->dimensions();
   if (packed.size() != 4) return operands.fail("a packed weight has four axes");
   if (packed[0] != paged::num_tiles(num_columns) || packed[1] != paged::num_steps(*p) ||
-      packed[2] != paged::kTileColumns || packed[3] != paged::elements_per_word(weight_type))
+      packed[2] != paged::kTileColumns || packed[3] * static_cast<int64_t>(ffi::ByteWidth(buffer->element_type())) != 4)
     return operands.fail("x, the packed weight and y do not fit each other");
   weight.words = buffer->untyped_data();
-  if (weight_type == WeightType::kInt8)
+  if (weight_type == WeightType::kInt8 || weight_type == WeightType::kFloat8)
     weight.scales = static_cast<const float*>(operands.take("the scales", ffi::F32, {num_columns}));
+  if (weight_type == WeightType::kInt4) read_groups(operands, p->depth, has_zeros, &weight);
 }
 
 const paged::LinearKernels* kernels_of(int32_t level) {
@@ -115,13 +145,13 @@ void limit_rows(const int32_t* num_rows, int64_t element_bytes, LinearProblem* p
   p->num_rows = rows;
 }
 
-// x [M, K]; for each weight: the packed weight, scales if it is int8, a bias [N] if its bit of
-// `biases` is set; a norm's weight [K] if epsilon is not negative; a residual [M, N] if
+// x [M, K]; for each weight: the packed weight, scales if it has less than 16 bits, zero points if
+// its bit of `zeros` is set, a bias [N] if its bit of `biases` is; a norm's weight [K] if epsilon is not negative; a residual [M, N] if
 // `has_residual`; int32 [1], how many rows are not padding, if `has_num_rows`. Results: y [M, N] of each weight, or one of both if there is an activation; and
 // the normalised x, which is there for its memory.
 Error Linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args,
-             ffi::RemainingRets results, int32_t num_weights, int32_t biases, float epsilon,
-             bool has_residual, bool has_num_rows, int32_t activation, int32_t level) {
+             ffi::RemainingRets results, int32_t num_weights, int32_t zeros, int32_t biases,
+             float epsilon, bool has_residual, bool has_num_rows, int32_t activation, int32_t level) {
   const paged::LinearKernels* kernels = kernels_of(level);
   if (!kernels) return unknown_level();
   LinearProblem p{};
@@ -146,7 +176,7 @@ Error Linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args,
     if ((*y)->dimensions().size() != 2 || (*y)->dimensions()[0] != p.num_rows)
       return Error::InvalidArgument("y must have two axes, and the rows of x");
     const int64_t num_columns = (*y)->dimensions()[1];
-    read_weight(operands, type, num_columns, &p);
+    read_weight(operands, type, num_columns, zeros >> i & 1, &p);
     p.weights[i].y = (*y)->untyped_data();
     if (biases >> i & 1) p.weights[i].bias = operands.take("a bias", type, {num_columns});
   }
@@ -176,19 +206,20 @@ Error Linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args,
   return Error::Success();
 }
 
-// x [M, K], a packed weight, scales if it is int8 -> the first column of the largest product of
+// x [M, K], a packed weight, scales and zero points as above -> the first column of the largest product of
 // each row, int32 [M]; and the largest products of tiles and their columns, [tiles, M] each, which
 // are there for their memory.
 Error LinearBest(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args,
                  ffi::Result<ffi::Buffer<ffi::S32>> best, ffi::Result<ffi::Buffer<ffi::F32>> values,
-                 ffi::Result<ffi::Buffer<ffi::S32>> columns, int32_t num_outputs, int32_t level) {
+                 ffi::Result<ffi::Buffer<ffi::S32>> columns, int32_t num_outputs, bool has_zeros,
+                 int32_t level) {
   const paged::LinearKernels* kernels = kernels_of(level);
   if (!kernels) return unknown_level();
   LinearProblem p{};
   if (Error error = read_input(x, &p); error.failure()) return error;
   if (num_outputs < 1) return Error::InvalidArgument("there is no output to choose");
   Operands operands(args);
-  read_weight(operands, x.element_type(), num_outputs, &p);
+  read_weight(operands, x.element_type(), num_outputs, has_zeros, &p);
   if (Error error = operands.finish(); error.failure()) return error;
   const size_t partial = static_cast<size_t>(paged::num_tiles(p) * p.num_rows);
   if (best->element_count() != static_cast<size_t>(p.num_rows) ||
@@ -230,6 +261,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_linear, Linear,
                                   .RemainingArgs()
                                   .RemainingRets()
                                   .Attr<int32_t>("num_weights")
+                                  .Attr<int32_t>("zeros")
                                   .Attr<int32_t>("biases")
                                   .Attr<float>("epsilon")
                                   .Attr<bool>("has_residual")
@@ -246,6 +278,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_linear_best, LinearBest,
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::S32>>()
                                   .Attr<int32_t>("num_outputs")
+                                  .Attr<bool>("has_zeros")
                                   .Attr<int32_t>("level"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(paged_linear_rows, LinearRows,

@@ -46,5 +46,41 @@ struct WidenedQuads {
   static inline void add(Floats& sum, uint32_t x, Words w) { sum += (Floats)w * as_float(x); }
 };
 
+// Four e4m3, widened to float32.
+template <class T>
+struct WidenedFloat8s {
+  using Element = T;
+  static constexpr int kPerWord = 4, kSets = 4;
+  static inline Words expand(Words words, int set) {
+    const Words byte = words >> (8 * set) & 0xffu;
+    const Ints bits = (Ints)(byte & 0x7fu), exponent = bits >> 3;
+    // Subnormals have no leading one, and the exponent of the smallest normal numbers. By integers:
+    // threads may have been told to take float32's subnormals for zero.
+    const Ints is_subnormal = exponent == 0;
+    const Ints mantissa = (bits & 7) + (~is_subnormal & 8);
+    const Ints power = (exponent - is_subnormal + 117) << 23;
+    const Words size = (Words)(__builtin_convertvector(mantissa, Floats) * (Floats)power);
+    const Words nan = (Words)(bits == 0x7f) & 0x7fc00000u;
+    return size | nan | (byte & 0x80u) << 24;
+  }
+  static inline uint32_t factor(const T* x, int set) { return as_bits(widen(x[set])); }
+  static inline void add(Floats& sum, uint32_t x, Words w) { sum += (Floats)w * as_float(x); }
+};
+
+// Eight codes of 4 bits, widened to float32. Of such formats kOffset is what factors are more by
+// than the codes.
+template <class T>
+struct WidenedNibbles {
+  using Element = T;
+  static constexpr int kPerWord = 8, kSets = 8;
+  static constexpr float kOffset = 0;
+  static inline Words expand(Words words, int set) {
+    const Ints codes = (Ints)(words >> (4 * (set / 2) + 16 * (set % 2)) & 15u);
+    return (Words)__builtin_convertvector(codes, Floats);
+  }
+  static inline uint32_t factor(const T* x, int set) { return as_bits(widen(x[set])); }
+  static inline void add(Floats& sum, uint32_t x, Words w) { sum += (Floats)w * as_float(x); }
+};
+
 }  // namespace
 }  // namespace paged

@@ -32,7 +32,7 @@ inline void add_step(Floats (&sums)[kRows][kVectors], const typename Format::Ele
 #pragma GCC unroll 16
   for (int i = 0; i < kVectors; ++i)
     std::memcpy(&words[i], weight + i * kVectorBytes, kVectorBytes);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int set = 0; set < Format::kSets; ++set) {
     Words factors[kVectors];
 #pragma GCC unroll 16
@@ -118,7 +118,7 @@ inline void multiply_rows(int64_t rows, const Piece& piece, const typename Forma
     multiply_block<Format, kRows>(piece, x, column, out);
 }
 
-// Converts steps of int8 to words of the format `To`, in `out`.
+// Converts steps of int8 or e4m3 to words of the format `To`, in `out`.
 template <class Quads, class To>
 void convert_steps(int64_t steps, const char* words, char* out) {
   constexpr int kPerStep = Quads::kPerWord / To::kPerWord;
@@ -142,7 +142,7 @@ void convert_steps(int64_t steps, const char* words, char* out) {
 // on Zen 4, with 10 to 40 % between them.
 template <class Format>
 constexpr int64_t prefetch_bytes(int64_t rows) {
-  return Format::kPerWord == 4 ? 8192 : rows <= 4 ? 2048 : 16384;
+  return Format::kPerWord >= 4 ? 8192 : rows <= 4 ? 2048 : 16384;
 }
 
 // Products of a group of rows, at most kGroupRows, with a tile in `Format`. Where that are several
@@ -181,6 +181,66 @@ void multiply_group(int64_t rows, const typename Format::Element* x, int64_t dep
   } while (first < depth);  // once at least: no inputs give zeros
 }
 
+// The sum of `size` elements, a multiple of 8.
+inline float sum_of(const float* x, int64_t size) {
+  Floats sums = {};
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) sums += load_floats(x + i);
+  float sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
+  for (; i < size; ++i) sum += x[i];
+  return sum;
+}
+
+inline float sum_of(const uint16_t* x, int64_t size) {
+  Floats sums = {};
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= size; i += 2 * kLanes) {
+    Words pairs;
+    std::memcpy(&pairs, x + i, sizeof pairs);
+    sums += (Floats)(pairs << 16) + (Floats)(pairs & 0xffff0000u);
+  }
+  float sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
+  for (; i < size; ++i) sum += widen(x[i]);
+  return sum;
+}
+
+// Products of a group of rows, at most kGroupRows, with a tile of codes in 4 bits that begins at
+// column `first`. Codes are multiplied as they are; zero points and scales go on the sums of a group
+// of inputs: sum(x (code - zero)) = sum(x code) - zero sum(x).
+template <class Format>
+void multiply_codes(int64_t rows, const typename Format::Element* x, int64_t depth,
+                    const LinearWeight& weight, int64_t first, const char* words, int64_t columns,
+                    float* out) {
+  alignas(64) float sums[kBlockRows * kTileColumns];
+  const int64_t size = weight.group_size, block_rows = equal_parts(rows, kBlockRows);
+  const int64_t group_bytes = size / Format::kPerWord * kStepBytes;
+  for (int64_t row = 0; row < rows; row += block_rows) {
+    const int64_t block = rows - row < block_rows ? rows - row : block_rows;
+    for (int64_t group = 0; group * size < depth; ++group) {
+      const char* at = words + group * group_bytes;
+      const typename Format::Element* from = x + row * depth + group * size;
+      const Piece piece{at, size, depth, true, at + prefetch_bytes<Format>(rows), kStepBytes};
+      multiply_rows<Format, kBlockRows>(block, piece, from, columns, sums);
+      const float* scales = weight.scales + group * weight.num_columns + first;
+      const uint8_t* zeros =
+          weight.zeros ? weight.zeros + group * weight.num_columns + first : nullptr;
+      alignas(64) float zero[kTileColumns];
+      for (int64_t i = 0; i < columns; ++i)
+        zero[i] = Format::kOffset + (zeros ? static_cast<float>(zeros[i]) : 8.0f);
+      for (int64_t i = 0; i < block; ++i) {
+        const float total = sum_of(from + i * depth, size);
+        const float* of_group = sums + i * kTileColumns;
+        float* y = out + (row + i) * kTileColumns;
+        for (int64_t j = 0; j < columns; ++j)
+          y[j] = (group ? y[j] : 0.0f) + scales[j] * (of_group[j] - zero[j] * total);
+      }
+    }
+    if (depth == 0) std::memset(out + row * kTileColumns, 0, block * kTileColumns * sizeof *out);
+  }
+}
+
 // A tile of one weight: where its columns begin, and its words.
 struct Tile {
   const LinearWeight* weight;
@@ -196,6 +256,17 @@ inline const char* words_of(const LinearProblem& p, const Tile& tile) {
   return static_cast<const char*>(tile.weight->words) + tile.index * num_steps(p) * kStepBytes;
 }
 
+// Products of a group of rows, at most kGroupRows, with a tile.
+template <class Format, class Used>
+void multiply_tile(const LinearProblem& p, const Tile& tile, int64_t rows,
+                   const typename Format::Element* x, float* out) {
+  const char* words = words_of(p, tile);
+  if constexpr (Format::kPerWord == 8)
+    multiply_codes<Format>(rows, x, p.depth, *tile.weight, tile.first, words, tile.columns, out);
+  else
+    multiply_group<Format, Used>(rows, x, p.depth, words, tile.columns, out);
+}
+
 // Computes and stores some rows of a tile; with a gate, `value` is the tile that it scales.
 template <class Format, class Used, class Output>
 void run_tile(const LinearProblem& p, const Rows& range, const Tile& tile, const Tile& value) {
@@ -208,9 +279,8 @@ void run_tile(const LinearProblem& p, const Rows& range, const Tile& tile, const
   for (int64_t row = range.first; row < range.last; row += group_rows) {
     const int64_t rows = range.last - row < group_rows ? range.last - row : group_rows;
     const Element* x = static_cast<const Element*>(p.x) + row * p.depth;
-    multiply_group<Format, Used>(rows, x, p.depth, words_of(p, tile), columns, sums);
-    if (is_gate)
-      multiply_group<Format, Used>(rows, x, p.depth, words_of(p, value), columns, values);
+    multiply_tile<Format, Used>(p, tile, rows, x, sums);
+    if (is_gate) multiply_tile<Format, Used>(p, value, rows, x, values);
     for (int64_t i = 0; i < rows; ++i) {
       float* products = sums + i * kTileColumns;
       finish_products<Element>(weight, first, columns, products);
@@ -249,17 +319,23 @@ void compute_tile(const LinearProblem& p, int64_t number, const Rows& rows) {
     run_tile<Format, Used, float>(p, rows, tile, value);
 }
 
-// The tile function of an instruction set: `Pairs` multiplies bfloat16, `Quads` bfloat16 by int8.
-template <class Pairs, class Quads>
+// The tile function of an instruction set: `Pairs` multiplies bfloat16 by bfloat16, `Quads` by int8,
+// `Float8s` by e4m3, `Nibbles` by codes of 4 bits.
+template <class Pairs, class Quads, class Float8s, class Nibbles>
 void compute_typed_tile(const LinearProblem& p, int64_t number, const Rows& rows) {
-  if (p.weight_type == WeightType::kFloat32)
-    compute_tile<Singles>(p, number, rows);
-  else if (p.weight_type == WeightType::kBfloat16)
-    compute_tile<Pairs>(p, number, rows);
-  else if (p.is_bf16)
-    compute_tile<Quads, Pairs>(p, number, rows);
-  else
-    compute_tile<WidenedQuads<float>, Singles>(p, number, rows);
+  switch (p.weight_type) {
+    case WeightType::kFloat32: return compute_tile<Singles>(p, number, rows);
+    case WeightType::kBfloat16: return compute_tile<Pairs>(p, number, rows);
+    case WeightType::kInt8:
+      return p.is_bf16 ? compute_tile<Quads, Pairs>(p, number, rows)
+                       : compute_tile<WidenedQuads<float>, Singles>(p, number, rows);
+    case WeightType::kFloat8:
+      return p.is_bf16 ? compute_tile<Float8s, Pairs>(p, number, rows)
+                       : compute_tile<WidenedFloat8s<float>, Singles>(p, number, rows);
+    case WeightType::kInt4:
+      return p.is_bf16 ? compute_tile<Nibbles>(p, number, rows)
+                       : compute_tile<WidenedNibbles<float>>(p, number, rows);
+  }
 }
 
 }  // namespace

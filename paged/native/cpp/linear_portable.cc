@@ -9,6 +9,8 @@ constexpr int kVectorBytes = 16, kBlockColumns = 16, kBlockRows = 2;
 #include "rms_norm.h"
 
 namespace paged {
-const LinearKernels kLinearPortable = {compute_typed_tile<WidenedPairs, WidenedQuads<uint16_t>>,
-                                       normalize, kGroupRows};
+const LinearKernels kLinearPortable = {
+    compute_typed_tile<WidenedPairs, WidenedQuads<uint16_t>, WidenedFloat8s<uint16_t>,
+                       WidenedNibbles<uint16_t>>,
+    normalize, kGroupRows};
 }  // namespace paged

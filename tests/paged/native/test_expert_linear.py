@@ -8,9 +8,16 @@ import pytest
 from paged.native import library
 from paged.native.expert_linear import pack_experts, packed_expert_linear
 from paged.native.linear import PackedWeight
-from tests.paged.native.test_linear import LEVELS, ROUNDING, TYPES, Layer, check, random
+from tests.paged.native.test_linear import LEVELS, ROUNDING, Layer, check, random
 
 NUM_INPUTS = 33
+# What the type of experts' weights and x's type may be together.
+TYPES = [
+    ("float32", "float32"),
+    ("bfloat16", "bfloat16"),
+    ("int8", "float32"),
+    ("int8", "bfloat16"),
+]
 # Rows of each expert, in 40 with one at the end that is nobody's.
 GROUPS = {"uneven": [1, 0, 26, 12], "one": [0, 0, 39, 0], "none": [0, 0, 0, 0]}
 

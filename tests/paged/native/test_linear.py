@@ -11,6 +11,7 @@ from paged.native import library
 from paged.native.linear import (
     PackedNorm,
     PackedWeight,
+    in_order_of_words,
     pack,
     packed_best,
     packed_linear,
@@ -27,12 +28,15 @@ TYPES = [
     ("bfloat16", "bfloat16"),
     ("int8", "float32"),
     ("int8", "bfloat16"),
+    ("float8_e4m3fn", "float32"),
+    ("float8_e4m3fn", "bfloat16"),
 ]
+SCALED = ("int8", "float8_e4m3fn")
 
 
 def random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     if dtype == "int8":
-        return rng.integers(-127, 128, shape, np.int8)
+        return rng.integers(-128, 128, shape, np.int8)
     return np.asarray(jnp.asarray(rng.standard_normal(shape), dtype))
 
 
@@ -47,7 +51,7 @@ class Layer:
         weight_type, dtype = types
         self.values = random(rng, shape, weight_type)
         self.scales = None
-        if weight_type == "int8":
+        if weight_type in SCALED:
             self.scales = rng.uniform(0.5, 1.5, num_outputs).astype(np.float32) / 100
         self.bias = random(rng, (num_outputs,), dtype) if with_bias else None
         self.packed = PackedWeight(pack(self.values), num_outputs, self.scales, self.bias)
@@ -245,13 +249,12 @@ def test_best_output_is_the_first_largest_logit(level, types):
     inputs = [random(rng, (rows, 40), types[1]) for rows in (1, 6, 30, 130)]
 
     def calls():
-        scales = layer.scales
         return [
             result
             for x in inputs
             for result in (
                 packed_linear(x, [layer.packed], out_dtype="float32", level=level)[0],
-                packed_best(x, layer.packed.words, num_outputs=333, scales=scales, level=level),
+                packed_best(x, layer.packed, level=level),
             )
         ]
 
@@ -262,9 +265,8 @@ def test_best_output_is_the_first_largest_logit(level, types):
 
 def best_of(weight: Sequence[float], x: float, level: int) -> int:
     matrix = np.asarray(weight, np.float32)[:, None]
-    best = packed_best(
-        np.array([[x]], np.float32), pack(matrix), num_outputs=len(weight), level=level
-    )
+    packed = PackedWeight(pack(matrix), len(weight))
+    best = packed_best(np.array([[x]], np.float32), packed, level=level)
     assert best.dtype == np.int32
     return int(best[0])
 
@@ -299,7 +301,7 @@ def test_no_rows_and_no_inputs_are_no_special_case(level):
         norm = PackedNorm(np.ones(num_inputs, np.float32), 1e-6)
         (y,) = packed_linear(x, [packed], norm=norm, level=level)
         np.testing.assert_array_equal(y, np.zeros((num_rows, 5)))
-        best = packed_best(x, packed.words, num_outputs=5, level=level)
+        best = packed_best(x, packed, level=level)
         np.testing.assert_array_equal(best, np.zeros(num_rows))
 
 
@@ -310,7 +312,7 @@ def test_a_bad_value_spoils_its_own_row_only(level, bad):
     values[1, 0] = bad
     for weight_type, dtype in TYPES:
         weight = np.asarray(jnp.ones((5, 7), weight_type))
-        scales = np.ones(5, np.float32) if weight_type == "int8" else None
+        scales = np.ones(5, np.float32) if weight_type in SCALED else None
         x = np.asarray(jnp.asarray(values, dtype))
         (y,) = packed_linear(x, [PackedWeight(pack(weight), 5, scales)], level=level)
         y = np.asarray(y).astype(np.float32)
@@ -326,17 +328,85 @@ def test_bfloat16_is_rounded_to_nearest_even(level):
     np.testing.assert_array_equal(np.asarray(y[:, 0], np.float32), [1 + 2**-6, 1.0])
 
 
-def test_every_int8_is_multiplied_exactly(level):
-    values = np.arange(-127, 128, dtype=np.int8)
-    packed = PackedWeight(pack(values[:, None]), 255, np.ones(255, np.float32))
+@pytest.mark.parametrize("weight_type", SCALED)
+def test_every_byte_is_multiplied_exactly(level, weight_type):
+    values = np.arange(256, dtype=np.uint8).view(weight_type)
+    packed = PackedWeight(pack(values[:, None]), 256, np.ones(256, np.float32))
     for dtype in ("bfloat16", "float32"):
         for num_rows in (1, 20):
             x = np.asarray(jnp.ones((num_rows, 1), dtype))
             (y,) = packed_linear(x, [packed], level=level)
-            assert (np.asarray(y, np.float32) == values).all()
+            expected = np.broadcast_to(values.astype(np.float32), y.shape)
+            np.testing.assert_array_equal(np.asarray(y, np.float32), expected)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
+def int4_layer(
+    rng: np.random.Generator, num_outputs: int, num_inputs: int, group_size: int, has_zeros: bool
+) -> tuple[PackedWeight, np.ndarray]:
+    """A packed weight of 4-bit codes, and the float64 weight that they stand for."""
+    num_groups, half = num_inputs // group_size, group_size // 2
+    codes = rng.integers(0, 16, (num_outputs, num_inputs), dtype=np.uint8)
+    scales = rng.uniform(0.01, 0.1, (num_groups, num_outputs)).astype(np.float32)
+    zeros = rng.integers(0, 16, scales.shape, dtype=np.uint8) if has_zeros else None
+    values = np.zeros((num_outputs, num_inputs // 2), np.uint8)
+    weight = np.zeros(codes.shape)
+    for i in range(num_inputs):
+        group, place = divmod(i, group_size)
+        values[:, group * half + place % half] |= codes[:, i] << (4 if place >= half else 0)
+        zero = 8.0 if zeros is None else zeros[group].astype(np.float64)
+        weight[:, i] = (codes[:, i].astype(np.float64) - zero) * scales[group]
+    words = pack(in_order_of_words(values, group_size))
+    return PackedWeight(words, num_outputs, scales, zeros=zeros), weight
+
+
+@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_codes_of_four_bits_are_scaled_by_groups(level, dtype, has_zeros):
+    rng = np.random.default_rng(0)
+    shapes = [(70, 96, 32), (130, 256, 128), (5, 24, 8), (64, 72, 72)]
+    layers = [int4_layer(rng, *shape, has_zeros) for shape in shapes]
+    inputs = [
+        random(rng, (rows, weight.shape[1]), dtype) for _, weight in layers for rows in (1, 3, 40)
+    ]
+
+    def calls():
+        return [
+            packed_linear(inputs[3 * i + j], [packed], out_dtype="float32", level=level)[0]
+            for i, (packed, _) in enumerate(layers)
+            for j in range(3)
+        ]
+
+    for i, y in enumerate(run(calls)):
+        weight, x = layers[i // 3][1], inputs[i].astype(np.float64)
+        # Codes of at most 15 are multiplied, up to 143 with bfloat16, before zero points come off.
+        size = np.abs(x).sum(axis=1, keepdims=True) * 0.1 * (143 if dtype == "bfloat16" else 15)
+        assert (np.abs(y - x @ weight.T) <= 2**-20 * size + 1e-6).all()
+
+
+def test_several_weights_of_four_bits_in_one_call(level):
+    rng = np.random.default_rng(1)
+    (gate, gate_weight), (up, up_weight) = (int4_layer(rng, 70, 64, 32, z) for z in (True, False))
+    bias = random(rng, (70,), "float32")
+    x = random(rng, (9, 64), "float32")
+    gates, values = x @ gate_weight.T + bias, x @ up_weight.T
+    first, second = packed_linear(x, [gate._replace(bias=bias), up], level=level)
+    np.testing.assert_allclose(first, gates, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(second, values, rtol=1e-4, atol=1e-4)
+    (y,) = packed_linear(x, [gate._replace(bias=bias), up], activation="silu", level=level)
+    expected = gates / (1 + np.exp(-gates)) * values
+    np.testing.assert_allclose(y, expected, rtol=1e-3, atol=1e-3)
+    best = packed_best(x, gate, level=level)
+    np.testing.assert_array_equal(best, (x @ gate_weight.T).argmax(axis=1))
+
+
+def test_scales_that_make_no_groups_of_words_are_refused(native):
+    packed, _ = int4_layer(np.random.default_rng(2), 5, 24, 8, True)
+    x = np.ones((1, 24), np.float32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="scales of 4-bit weights must be float32"):
+        packed_linear(x, [packed._replace(scales=np.ones((2, 5), np.float32), zeros=None)])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8", "float8_e4m3fn"])
 def test_rows_of_the_packed_weight_are_the_weight(dtype):
     weight = random(np.random.default_rng(4), (130, 33), dtype)
     ids = np.random.default_rng(5).integers(0, 130, 40)
@@ -411,7 +481,7 @@ def test_shapes_that_do_not_fit_are_refused():
     refuse("with an activation two", zeros, good, activation="silu")
     narrow = PackedWeight(jnp.zeros((1, 8, 64, 1)), 63)
     with pytest.raises(jax.errors.JaxRuntimeError, match="there is no output to choose"):
-        packed_best(zeros, narrow.words, num_outputs=0).block_until_ready()
+        packed_best(zeros, narrow._replace(num_outputs=0)).block_until_ready()
 
 
 @pytest.mark.usefixtures("native")
@@ -419,7 +489,7 @@ def test_an_instruction_set_that_the_cpu_lacks_is_refused():
     zeros, words = jnp.zeros((2, 8)), jnp.zeros((1, 8, 64, 1))
     refuse("this CPU lacks that level", zeros, PackedWeight(words, 64), level=99)
     with pytest.raises(jax.errors.JaxRuntimeError, match="this CPU lacks that level"):
-        packed_best(zeros, words, num_outputs=64, level=99).block_until_ready()
+        packed_best(zeros, PackedWeight(words, 64), level=99).block_until_ready()
 
 
 def test_a_type_that_cannot_be_packed_is_refused():

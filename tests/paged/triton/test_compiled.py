@@ -243,6 +243,16 @@ def test_int8_weights_are_widened_inside_the_product(num_tokens: int):
     assert compiled.temp_bytes < 6 * smallest
 
 
+def test_weights_of_four_bits_are_multiplied_as_they_are_stored():
+    layout = BatchLayout(64, 64, 512, max_logit_edits=8, vocab_size=MODEL.vocab_size)
+    compiled = compile_step("h200", layout, "bfloat16", "int4")
+    names = {kernel.name for kernel in compiled.kernels}
+    assert names == {"attention_kernel", "combine_kernel", "int4_product_kernel"}
+    # No room for a widened weight of the MLP.
+    assert compiled.temp_bytes < 2 * 14336 * 4096
+    assert compiled.operations == {"kCommandBuffer": 1}
+
+
 def test_unknown_target_is_named():
     from paged.gpu.aot import Target
 

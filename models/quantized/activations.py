@@ -1,0 +1,55 @@
+"""Activations rounded to 8 bits before a product, as checkpoints with W8A8 schemes ask for.
+
+A rounded row is what the checkpoint's authors measured their model with: exact in every type that
+x may have, so the product is that of 8-bit numbers, whatever hardware multiplies them.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+
+FLOAT8 = jnp.float8_e4m3fn
+FLOAT8_MAX = 448.0
+"""The largest float8_e4m3fn."""
+
+INT8_MAX = 127.0
+"""The largest int8."""
+
+# Below it a row counts as zeros; as vLLM's kernels have it.
+_LEAST_SCALE = 1 / (FLOAT8_MAX * 512)
+
+
+def round_to_float8(x: Array, scale: Array | None) -> tuple[Array, Array]:
+    """Return e4m3 values of x, in x's type, and the float32 scales that they are to be times.
+
+    Args:
+      x: `[num_rows, num_inputs]`.
+      scale: float32 `[1]`, of a calibrated checkpoint; None: each row's largest becomes 448.
+
+    Returns:
+      The values, and scales `[num_rows, 1]` or `[1, 1]`.
+
+    Source: OCP 8-bit floating point (OFP8); vLLM's `scaled_fp8_quant`.
+    """
+    wide = x.astype(jnp.float32)
+    if scale is None:
+        scales = jnp.maximum(_row_maxima(wide) / FLOAT8_MAX, _LEAST_SCALE)
+    else:
+        scales = scale.reshape(1, 1)
+    # Clipped first: what is too large becomes NaN in this type.
+    values = jnp.clip(wide / scales, -FLOAT8_MAX, FLOAT8_MAX).astype(FLOAT8)
+    return values.astype(x.dtype), scales
+
+
+def round_to_int8(x: Array) -> tuple[Array, Array]:
+    """Return integers up to 127, in x's type, and the float32 scale of each row `[num_rows, 1]`.
+
+    Source: vLLM's `scaled_int8_quant`, symmetric and dynamic.
+    """
+    wide = x.astype(jnp.float32)
+    scales = _row_maxima(wide) / INT8_MAX
+    values = jnp.round(wide / jnp.where(scales == 0, 1, scales))
+    return values.astype(x.dtype), scales
+
+
+def _row_maxima(x: Array) -> Array:
+    return jnp.abs(x).max(axis=1, keepdims=True)

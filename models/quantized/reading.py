@@ -1,0 +1,59 @@
+"""The tensors of one quantised layer of a checkpoint: their names, and the parts made of them."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from paged.models.errors import CheckpointError
+from paged.models.quantized.checkpoint_format import LayerScheme
+
+
+def layer_tensors(
+    scheme: LayerScheme, module: str, shape: tuple[int, int]
+) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of a layer's tensors.
+
+    Args:
+      scheme: how its weight is stored.
+      module: its name in the checkpoint.
+      shape: its numbers of outputs and of inputs.
+    """
+    return {f"{module}.{part}": spec.shape for part, spec in scheme.tensors(*shape).items()}
+
+
+def same_shape(actual: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """Return whether shapes are equal; those of a single number are, with any number of axes."""
+    return actual == expected or math.prod(actual) == 1 == math.prod(expected)
+
+
+def read_layer(
+    scheme: LayerScheme,
+    module: str,
+    shape: tuple[int, int],
+    read: Callable[[str], np.ndarray],
+) -> dict[str, np.ndarray]:
+    """Return the parameters of a layer's weight, with one axis of outputs and one of inputs.
+
+    Args:
+      scheme, module, shape: as in `layer_tensors`.
+      read: returns a tensor by its name.
+
+    Raises:
+      CheckpointError: if a tensor has another element type or holds what it cannot.
+    """
+    tensors = {}
+    for part, spec in scheme.tensors(*shape).items():
+        values = tensors[part] = read(f"{module}.{part}")
+        if str(values.dtype) not in spec.dtypes:
+            raise CheckpointError(
+                f"tensor {module}.{part} has element type {values.dtype}; the checkpoint's "
+                f"quantization_config asks for {' or '.join(spec.dtypes)}. Fetch the checkpoint "
+                "again, or correct the config."
+            )
+    try:
+        return scheme.convert(tensors)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{module}: {error}. Fetch the checkpoint again, or correct its quantization_config."
+        ) from None

@@ -1,0 +1,181 @@
+"""`match_tensors`: where each parameter lies in a checkpoint, or all that does not fit."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from paged.models.config import DTYPES, ModelConfig
+from paged.models.errors import CheckpointError
+from paged.models.quantization import QuantizedLayer
+from paged.models.quantized.reading import layer_tensors, read_layer, same_shape
+from paged.models.registry import ARCHITECTURES, WeightRule
+from paged.models.tensor_source import TensorSource
+
+# Buffers that old checkpoints store and that follow from the config.
+_IGNORED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Where a parameter lies: a range of a tensor's first axis; `stop` is None for all of it.
+
+    Attributes:
+      name: of the tensor; that of a quantised layer has parts, whose names begin alike.
+      shape: of the parameter.
+      stored: shape of the whole tensor, if it were not quantised.
+      start, stop: the range.
+      is_packed: the parameter itself is of bytes that hold several weights.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stored: tuple[int, ...]
+    start: int = 0
+    stop: int | None = None
+    is_packed: bool = False
+
+    def read(self, source: TensorSource) -> np.ndarray:
+        """Return the parameter's values, in its shape.
+
+        Raises:
+          CheckpointError: if they are of no type that parameters may have.
+        """
+        values = source.read(self.name)
+        if str(values.dtype) not in DTYPES and not self.is_packed:
+            raise CheckpointError(
+                f"tensor {self.name} has element type {values.dtype}; only {', '.join(DTYPES)} can "
+                "be read where the checkpoint's config names no quantization for it. Use another "
+                "checkpoint."
+            )
+        part = values if self.stop is None else values[self.start : self.stop]
+        return part.reshape(self.shape)
+
+    def read_quantized(self, source: TensorSource, layer: QuantizedLayer) -> dict[str, np.ndarray]:
+        """Return the parameters of a quantised weight, outputs and inputs one axis each.
+
+        Raises:
+          CheckpointError: if a tensor has another element type or holds what it cannot.
+        """
+        scheme, stored = layer.scheme, (self.stored[0], self.stored[1])
+        assert scheme is not None
+        parts = read_layer(scheme, layer.module, stored, source.read)
+        self._check_bias(source, layer)
+        if self.stop is None:
+            return parts
+        axes = scheme.form.axes(("outputs", "inputs"), 1)
+        return {
+            name: part[_range(axes[name], self.start, self.stop)] for name, part in parts.items()
+        }
+
+    def _check_bias(self, source: TensorSource, layer: QuantizedLayer) -> None:
+        bias = f"{layer.module}.bias"
+        # AutoGPTQ stores biases of zeros where a model has none.
+        if layer.layer.bias is None and bias in source.names() and source.read(bias).any():
+            raise CheckpointError(
+                f"tensor {bias} is not zero, but the model has no such bias; fetch the checkpoint "
+                "again, or correct the config."
+            )
+
+
+def match_tensors(
+    config: ModelConfig,
+    abstract: nnx.State[Any, Any],
+    quantized: Mapping[Any, QuantizedLayer],
+    source: TensorSource,
+) -> list[TensorPlace]:
+    """Return the place of each parameter, in flattening order.
+
+    Args:
+      config: shape of the model.
+      abstract: its parameters, unquantised.
+      quantized: layers that are kept in fewer bits, by the paths of their weights.
+      source: what there is.
+
+    Raises:
+      CheckpointError: if tensors are missing, unexpected or of another shape; it lists them all.
+    """
+    rules = {rule.path: rule for rule in ARCHITECTURES[config.architecture].weight_rules}
+    order = {path: number for number, path in enumerate(rules)}
+    # The parameters of each tensor, in the order of their rules: number, shape, shape stored as.
+    tensors: dict[str, list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]] = {}
+    layers: dict[str, QuantizedLayer] = {}
+    leaves = nnx.to_flat_state(abstract)
+    for number, (path, leaf) in enumerate(leaves):
+        number_of_layer = next((str(key) for key in path if isinstance(key, int)), "")
+        rule = rules[".".join("*" if isinstance(key, int) else str(key) for key in path)]
+        name = rule.name.replace("*", number_of_layer)
+        stored = _checkpoint_shape(leaf.shape, rule)
+        tensors.setdefault(name, []).append((order[rule.path], number, leaf.shape, stored))
+        if path in quantized and quantized[path].scheme is not None:
+            layers[name] = quantized[path]
+    places: dict[int, TensorPlace] = {}
+    expected: dict[str, tuple[int, ...]] = {}
+    for name, members in tensors.items():
+        whole = (sum(shape[0] for *_, shape in members), *members[0][3][1:])
+        start = 0
+        for _, number, shape, stored in sorted(members):
+            stop = None if len(members) == 1 else start + stored[0]
+            is_packed = leaves[number][1].dtype == np.uint8
+            places[number] = TensorPlace(name, shape, whole, start, stop, is_packed)
+            start += stored[0]
+        expected |= _tensors_of(name, whole, layers.get(name))
+    _check(config, expected, {f"{layer.module}.bias" for layer in layers.values()}, source)
+    return [places[number] for number in range(len(leaves))]
+
+
+def _tensors_of(
+    name: str, shape: tuple[int, ...], layer: QuantizedLayer | None
+) -> dict[str, tuple[int, ...]]:
+    if layer is None or layer.scheme is None:
+        return {name: shape}
+    return layer_tensors(layer.scheme, layer.module, (shape[0], shape[1]))
+
+
+def _check(
+    config: ModelConfig,
+    expected: Mapping[str, tuple[int, ...]],
+    optional: set[str],
+    source: TensorSource,
+) -> None:
+    available = set(source.names())
+    missing = [name for name in expected if name not in available]
+    misshaped = [
+        f"{name} {list(actual)} instead of {list(shape)}"
+        for name, shape in expected.items()
+        if name in available and not same_shape(actual := source.shape(name), shape)
+    ]
+    ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    unexpected = sorted(
+        name
+        for name in available - expected.keys() - optional - ignored
+        if not _is_ignored(name, config)
+    )
+    problems = {"missing": missing, "unexpected": unexpected, "of another shape": misshaped}
+    if any(problems.values()):
+        listed = [f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names]
+        raise CheckpointError(
+            f"the checkpoint's tensors do not fit its config ({config.architecture}); "
+            f"{'; '.join(listed)}. Fetch the checkpoint again, or correct the config."
+        )
+
+
+def _is_ignored(name: str, config: ModelConfig) -> bool:
+    if config.quantization is not None and config.quantization.ignores_tensor(name):
+        return True
+    return bool(_IGNORED.search(name))
+
+
+def _range(axes: tuple[str | None, ...], start: int, stop: int) -> tuple[slice, ...]:
+    """Return the index of a range of outputs; all of a part that has none."""
+    return tuple(slice(start, stop) if axis == "outputs" else slice(None) for axis in axes)
+
+
+def _checkpoint_shape(shape: tuple[int, ...], rule: WeightRule) -> tuple[int, ...]:
+    axis = rule.heads_axis
+    if axis is None:
+        return shape
+    return (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
