@@ -4,7 +4,6 @@ Tensors travel one by one, each cast on the way, so the host never holds the mod
 weights themselves, loading needs about the memory of the largest tensor.
 """
 
-import dataclasses
 import functools
 import json
 import math
