@@ -1,4 +1,4 @@
-"""Weights made smaller while loading: how, that they are loaded, how far off a model is with them."""
+"""Weights made smaller while loading: how, what is loaded, and how far off a model is with them."""
 
 import json
 from pathlib import Path
