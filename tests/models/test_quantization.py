@@ -1,4 +1,4 @@
-"""int8 weights: how they are made, that they are loaded, and how far off a model is with them."""
+"""Weights made smaller while loading: how, what is loaded, and how far off a model is with them."""
 
 import json
 from pathlib import Path
@@ -109,8 +109,8 @@ def test_packed_and_unpacked_models_give_the_same_logits(native, data_dir):
     ("quantization", "min_same", "max_mean"),
     [
         ("int8", 0.93, 0.1),  # 98 %, 0.055, 0.31
-        pytest.param("fp8", 0.8, 0.3, marks=pytest.mark.slow),
-        pytest.param("int4", 0.6, 0.9, marks=pytest.mark.slow),
+        pytest.param("fp8", 0.9, 0.2, marks=pytest.mark.slow),  # 97 %, 0.123, 0.98
+        pytest.param("int4", 0.6, 0.9, marks=pytest.mark.slow),  # 68 %, 0.727, 3.72
     ],
 )
 def test_the_demo_model_mostly_chooses_the_same_tokens(
@@ -139,7 +139,6 @@ def test_the_demo_model_mostly_chooses_the_same_tokens(
         same += list(logits.argmax(axis=1) == chosen)
         distances += [abs(logprobs[i, t] - steps[i]["logprob"]) for i, t in enumerate(chosen)]
     assert len(same) == 90
-    print(f"{np.mean(same):.1%}, {np.mean(distances):.3f}, {np.max(distances):.2f}")
     assert np.mean(same) > min_same
     assert np.mean(distances) < max_mean
     assert np.max(distances) < 6 * max_mean
