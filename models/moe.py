@@ -88,7 +88,7 @@ class ExpertLinear(nnx.Module):
     def packed(self) -> PackedWeight:
         """Return what the native kernels take, of weights that are packed."""
         _, num_outputs = self.output_shape
-        bias = None if self.bias is None else self.bias[...]
+        bias = self._bias_here()
         if isinstance(self.weight, nnx.Param):
             return PackedWeight(self.weight[...], num_outputs, None, bias)
         packed = self.weight.packed(num_outputs)
@@ -100,8 +100,7 @@ class ExpertLinear(nnx.Module):
     ) -> Float[Array, "n num_outputs"]:
         """Return the products of all groups of rows, by `expert_product`, of plain weights."""
         assert isinstance(self.weight, nnx.Param), "not a plain weight"
-        bias = None if self.bias is None else self.bias[...]
-        return expert_product(x, self.weight[...], bias, group_ends)
+        return expert_product(x, self.weight[...], self._bias_here(), group_ends)
 
     def of_expert(
         self, expert: Int[Array, ""], x: Float[Array, "n num_inputs"]
@@ -110,12 +109,14 @@ class ExpertLinear(nnx.Module):
         _, num_outputs = self.output_shape
         weight: StoredWeight = jax.tree.map(lambda stack: stack[expert], self.weight)
         y = multiply(weight, x, num_outputs)
-        if self.bias is None:
-            return y
-        bias = self.bias[expert]
-        if self.sum_axis is not None:
-            bias = jnp.where(jax.lax.axis_index(self.sum_axis) == 0, bias, 0)
-        return y + bias[None]
+        bias = self._bias_here()
+        return y if bias is None else y + bias[expert][None]
+
+    def _bias_here(self) -> Array | None:
+        """Return the biases, or zeros where another device adds them to the sum."""
+        if self.bias is None or self.sum_axis is None:
+            return None if self.bias is None else self.bias[...]
+        return jnp.where(jax.lax.axis_index(self.sum_axis) == 0, self.bias[...], 0)
 
 
 class Experts(nnx.Module):

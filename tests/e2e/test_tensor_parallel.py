@@ -182,6 +182,18 @@ def test_what_several_devices_cannot_do_is_refused(tiny_model, config, settings,
         load(tiny_model, config, **settings)
 
 
+@pytest.mark.slow
+def test_experts_on_two_devices_generate_what_those_on_one_do(
+    tiny_model, data_dir, config, tmp_path
+):
+    shutil.copytree(tiny_model, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(data_dir / "golden/tiny/mixtral", tmp_path, dirs_exist_ok=True)
+    expected = generate_on(tmp_path, config)
+    for is_by_expert in (False, True):
+        split = {"tensor_parallel_size": 2, "enable_expert_parallel": is_by_expert}
+        assert generate_on(tmp_path, config, **split) == expected
+
+
 def test_experts_on_one_device_are_not_parallel(data_dir, config):
     model = open_checkpoint(str(data_dir / "golden/tiny/mixtral")).model_config
     with pytest.raises(ValueError, match=r"but tensor_parallel_size=1; raise it"):

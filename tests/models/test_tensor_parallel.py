@@ -17,6 +17,7 @@ from paged.models.config import ModelConfig
 from paged.models.executables import ExecutableStore
 from paged.models.forward import abstract_model, init_random_params, split_head
 from paged.models.layers import Embed
+from paged.models.moe import ExpertLinear
 from paged.models.moe_config import ExpertsConfig
 from paged.models.packing import BatchLayout
 from paged.models.programs import Program
@@ -232,6 +233,32 @@ def test_experts_are_split_along_their_features_or_one_from_another(mixture, rul
     assert {shard.data.shape for shard in up_proj.addressable_shards} == {shape}
     alone.num_computed = [0] * len(alone.num_computed)
     check_equal(PagedModel(config, placed, dtype="float32", mesh=mesh, rules=rules), alone)
+
+
+@pytest.mark.parametrize("method", ["of_groups", "of_expert"])
+def test_biases_of_split_experts_are_added_once(method: str):
+    """`of_groups` is what GPUs use, so no model of a test comes by it."""
+    rng = np.random.default_rng(0)
+    axes = {"experts": 2, "embed": 4, "mlp": 8}
+    config = ExpertsConfig(2, 1, intermediate_size=8, expert_bias=True)
+    part = ExpertLinear(axes | {"mlp": 4}, config, dtype="float32", rngs=nnx.Rngs(0))
+    part.sum_axis = "tp"
+    graphdef, state = nnx.split(part)
+    mesh, rules = tensor_parallel_mesh(2), ShardingRules()
+    weight, bias = rng.standard_normal((2, 4, 8), np.float32), np.ones((2, 4), np.float32)
+    state["weight"] = jax.device_put(weight, rules.named_sharding(mesh, tuple(axes)))
+    state["bias"] = jax.device_put(bias, rules.named_sharding(mesh, ("experts", "embed")))
+    x = rng.standard_normal((5, 8), np.float32)
+    first = {"of_groups": lambda layer, x: layer.of_groups(x, jnp.asarray([5, 5], jnp.int32))}
+    compute = first.get(method, lambda layer, x: layer.of_expert(jnp.int32(0), x))
+
+    def product(state: nnx.State, x: Array) -> Array:
+        return jax.lax.psum(compute(nnx.merge(graphdef, state), x), "tp")
+
+    placed = jax.device_put(x, rules.named_sharding(mesh, (None, "mlp")))
+    program = Program("product", product, (state, placed), 0)
+    found = ShardedPrograms(mesh, Jitted()).make(program)(state, placed)
+    np.testing.assert_allclose(found, x @ weight[0].T + 1, atol=1e-5)
 
 
 def split_table(table: np.ndarray, function: Any, argument: Array) -> Array:
