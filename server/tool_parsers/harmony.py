@@ -40,6 +40,8 @@ class HarmonyParser:
         self._is_first = True
         self._is_reasoning = False
         self._arguments: JsonScanner | None = None  # of the call that is being read
+        self._is_empty = False  # it has no arguments yet
+        self._rest = ""  # behind them
 
     def feed(self, text: str) -> list[Event]:
         """Return what more text decides."""
@@ -68,8 +70,11 @@ class HarmonyParser:
             self._pending = rest
             self._begin_body(header)
             return True
-        if len(header) - overlap(header, MESSAGE) > _MAX_HEADER_CHARS:
+        if mark or len(header) - overlap(header, MESSAGE) > _MAX_HEADER_CHARS:
             self._begin_body("")
+            if self._pending.startswith(START):  # with which the body would end at once
+                self._say(START)
+                self._pending = self._pending[len(START) :]
             return True
         if is_over:
             self._pending = ""
@@ -86,6 +91,7 @@ class HarmonyParser:
         function = _FUNCTION.search(header)
         self._is_reasoning = channel is not None and channel[1] == "analysis"
         self._arguments = None
+        self._rest = ""
         if function is not None and self._reads_calls:
             self._is_reasoning = False
             self._arguments = JsonScanner()
@@ -115,10 +121,14 @@ class HarmonyParser:
         if scanner is not None and not (scanner.is_complete or scanner.is_wrong):
             end, arguments = scanner.scan(text)
             self._log.arguments(arguments)
-            self._is_empty = self._is_empty and not arguments
+            self._is_empty = self._is_empty and not arguments.strip(SPACES)
             text = text[end:]
-        if scanner is None or text.strip(SPACES):
-            self._log.content(text)
+        if scanner is not None:  # whitespace behind the arguments, and nothing else, is nothing
+            self._rest += text
+            if not self._rest.strip(SPACES):
+                return
+            text, self._rest, self._arguments = self._rest, "", None
+        self._log.content(text)
 
     def _end_body(self) -> None:
         if self._arguments is not None and self._is_empty:

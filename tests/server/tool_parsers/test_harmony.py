@@ -33,9 +33,15 @@ EXAMPLES = [
     ),
     ("<|channel|>commentary to=functions.f<|message|>", Message("", (("f", "{}"),))),
     ('<|channel|>commentary to=functions.f<|message|>{"a": ', Message("", (("f", '{"a": '),))),
+    (
+        "<|channel|>commentary to=functions.f<|message|>{}\n and more <|end|>",
+        Message("\n and more ", (("f", "{}"),)),
+    ),
+    ("<|channel|>commentary to=functions.f<|message|>{} \n<|end|>", Message("", (("f", "{}"),))),
     ("<|channel|>analysis<|message|>Hm", Message("", (), "Hm")),
     ("<|channel|>analysis<|message|>Hm<|end|><|start|>assis", Message("", (), "Hm")),
     ("goes on<|return|>", Message("goes on")),
+    ("a<|end|><|start|>" + "x" * 300, Message("a<|start|>" + "x" * 300)),
     ("<|channel|>" + "x" * 300, Message("<|channel|>" + "x" * 300)),
 ]
 
