@@ -37,6 +37,9 @@ MODELS = (
 EXPERT_MODELS = ("gpt_oss", "gpt_oss_mxfp4", "mixtral", "qwen3_moe")
 BY_EXPERT = ShardingRules(experts="tp")
 CHUNK_SIZES = {0: 5, 1: 16}
+# What transformers in bfloat16 is off by, at most and on average, if more than (0.43, 0.046).
+# The context of the longrope golden is stretched 64 times, which triples its attention logits.
+BFLOAT16_ERRORS = {"phi3_longrope": (0.80, 0.073)}
 # Below this gap two ways to add up the same float32 numbers may choose different tokens.
 NEAR_TIE = 1e-3
 
@@ -149,9 +152,9 @@ def test_bfloat16_logits_stay_within_rounding_of_the_reference(
     prompts = {i: case["prompt_ids"] for i, case in cases.items()}
     logits = prefill_in_chunks(model, prompts, CHUNK_SIZES)
     errors = np.concatenate([np.abs(logits[i] - case["logits"]) for i, case in cases.items()])
-    # transformers in bfloat16 is off by up to 0.43, on average 0.046.
-    assert errors.max() < 0.6
-    assert errors.mean() < 0.06
+    largest, mean = BFLOAT16_ERRORS.get(name, (0.43, 0.046))
+    assert errors.max() < 1.4 * largest
+    assert errors.mean() < 1.3 * mean
 
 
 @pytest.mark.parametrize("name", EXPERT_MODELS)
