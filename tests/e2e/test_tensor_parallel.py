@@ -124,6 +124,7 @@ def test_a_second_start_on_two_devices_loads_its_programs(tiny_model, config, ex
         assert len(files) == 3
 
 
+@pytest.mark.slow
 def test_exported_programs_serve_two_devices(tiny_model, config, expected, tmp_path):
     compile_artifact(
         str(tiny_model),
