@@ -107,6 +107,10 @@ class InputProcessor:
         )
         arrival = time.monotonic() if arrival_time is None else arrival_time
         child_params = params if params.n == 1 else dataclasses.replace(params, n=1)
+        # One of the samples scores the prompt they share.
+        later_params = child_params
+        if child_params.prompt_logprobs is not None:
+            later_params = dataclasses.replace(child_params, prompt_logprobs=None)
         requests = []
         for index in range(params.n):
             seed = self._random.getrandbits(64) if params.seed is None else params.seed + index
@@ -114,7 +118,7 @@ class InputProcessor:
                 Request(
                     request_id=request_id if params.n == 1 else f"{index}_{request_id}",
                     prompt_token_ids=prompt,
-                    params=child_params,
+                    params=later_params if index else child_params,
                     max_tokens=max_tokens,
                     eos_token_id=eos,
                     stop_token_ids=stop_ids,

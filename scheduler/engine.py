@@ -247,6 +247,7 @@ class Engine:
         result = step.pending.result()
         updates = self.scheduler.update(step.scheduled, result)
         self._stats.on_step(step.scheduled, updates)
+        self._outputs.take_prompt_logprobs(result.prompt_logprobs)
         return self._outputs.process(updates, result.logprobs)
 
     def take_stats(self, *, step_seconds: float = 0.0) -> StepStats:

@@ -33,11 +33,60 @@ class LogprobsBuilder:
 
     def _position(self, token_id: int, logprobs: RunnerLogprobs, row: int) -> PositionLogprobs:
         text = self._decoder.step(token_id)
-        position = {token_id: Logprob(float(logprobs.sampled[row]), int(logprobs.ranks[row]), text)}
-        for rank in range(self._num_top):
-            other = int(logprobs.top_ids[row, rank])
-            if other not in position:
-                position[other] = Logprob(
-                    float(logprobs.top[row, rank]), rank + 1, self._tokenizer.token_text(other)
-                )
-        return position
+        return _candidates(self._tokenizer, token_id, text, logprobs, row, self._num_top)
+
+
+class PromptLogprobsBuilder:
+    """Builds the log probabilities of a prompt's tokens, part by part.
+
+    Texts are as `LogprobsBuilder` has them: they join to the prompt's text.
+
+    Args:
+      tokenizer: of the model.
+      prompt_token_ids: ids of the prompt.
+      num_top: alternatives per position.
+
+    Attributes:
+      positions: one mapping per token, the token itself first; None for the first token, which
+        nothing comes before, and for those that are not known yet.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], num_top: int) -> None:
+        self.positions: list[PositionLogprobs | None] = [None] * len(prompt_token_ids)
+        self._token_ids = prompt_token_ids
+        self._tokenizer = tokenizer
+        self._num_top = num_top
+        decoder = TextDecoder(tokenizer, (), skip_special_tokens=False)
+        self._texts = [decoder.step(token_id) for token_id in prompt_token_ids]
+
+    def add(self, start: int, logprobs: RunnerLogprobs) -> None:
+        """Take in the tokens from position `start` on; a part may come again after a preemption."""
+        for row in range(len(logprobs.sampled)):
+            position = start + row
+            self.positions[position] = _candidates(
+                self._tokenizer,
+                self._token_ids[position],
+                self._texts[position],
+                logprobs,
+                row,
+                self._num_top,
+            )
+
+
+def _candidates(
+    tokenizer: Tokenizer,
+    token_id: int,
+    text: str,
+    logprobs: RunnerLogprobs,
+    row: int,
+    num_top: int,
+) -> PositionLogprobs:
+    """Return the token itself and the `num_top` likeliest ones."""
+    position = {token_id: Logprob(float(logprobs.sampled[row]), int(logprobs.ranks[row]), text)}
+    for rank in range(num_top):
+        other = int(logprobs.top_ids[row, rank])
+        if other not in position:
+            position[other] = Logprob(
+                float(logprobs.top[row, rank]), rank + 1, tokenizer.token_text(other)
+            )
+    return position

@@ -7,8 +7,13 @@ from typing import Protocol
 from paged.models.tokenizer import Tokenizer
 from paged.scheduler.deltas import Delta, ParentRequest
 from paged.scheduler.detokenizer import IncrementalDetokenizer
-from paged.scheduler.logprobs import LogprobsBuilder
-from paged.scheduler.output import FinishReason, PositionLogprobs, RunnerLogprobs
+from paged.scheduler.logprobs import LogprobsBuilder, PromptLogprobsBuilder
+from paged.scheduler.output import (
+    FinishReason,
+    PositionLogprobs,
+    PromptLogprobs,
+    RunnerLogprobs,
+)
 from paged.scheduler.request import Request
 from paged.scheduler.step_rows import StepUpdates
 from paged.scheduler.text_decoder import TextDecoder
@@ -50,6 +55,7 @@ class _Sample:
 
     def __post_init__(self) -> None:
         is_plain = self.detokenizer is None and self.logprobs is None
+        is_plain &= self.request.params.repetition_detection is None
         self.is_silent = is_plain and not self.streams
         self.step = None
         if is_plain and self.streams and self.decoder is not None:
@@ -78,6 +84,7 @@ class OutputProcessor:
         self._on_end = on_end
         self._samples: dict[str, _Sample] = {}
         self._parents: dict[str, ParentRequest] = {}
+        self._prompts: dict[str, PromptLogprobsBuilder] = {}  # by the id of the sample
         self._num_audible = 0  # samples that are not silent
 
     def __len__(self) -> int:
@@ -116,6 +123,19 @@ class OutputProcessor:
             sample = self._make_sample(request, parent, stream)
             self._samples[request.request_id] = sample
             self._num_audible += not sample.is_silent
+            if request.params.prompt_logprobs is not None:
+                prompt_builder = PromptLogprobsBuilder(
+                    self._tokenizer, request.prompt_token_ids, request.params.prompt_logprobs
+                )
+                self._prompts[request.request_id] = prompt_builder
+                parent.prompt_logprobs = prompt_builder.positions
+
+    def take_prompt_logprobs(self, parts: Sequence[PromptLogprobs]) -> None:
+        """Note log probabilities of prompts; call before `process` with those of the same step."""
+        for part in parts:
+            builder = self._prompts.get(part.request_id)
+            if builder is not None:  # else it has been aborted
+                builder.add(part.start, part.logprobs)
 
     def process(self, updates: StepUpdates, logprobs: RunnerLogprobs | None) -> list[Delta]:
         """Return the deltas of a step, in batch order."""
@@ -188,6 +208,8 @@ class OutputProcessor:
                     request.finish_reason, request.stop_reason = FinishReason.STOP, matched
                 else:
                     self._finish(request, FinishReason.STOP, matched)
+        if not request.is_finished and _repeats_itself(request):
+            self._finish(request, FinishReason.REPETITION, "repetition_detected")
         if request.is_finished:
             return self._close(sample, (token_id,))
         if not sample.streams:
@@ -203,6 +225,7 @@ class OutputProcessor:
         """Forget a finished sample and return its last delta, with all that it has kept back."""
         request, parent = sample.request, sample.parent
         del self._samples[request.request_id]
+        self._prompts.pop(request.request_id, None)
         self._num_audible -= not sample.is_silent
         parent.unfinished.discard(request.request_id)
         if not parent.unfinished:
@@ -236,6 +259,13 @@ def _hides_last_token(request: Request) -> bool:
         and not isinstance(request.stop_reason, str)
         and not request.params.include_stop_str_in_output
     )
+
+
+def _repeats_itself(request: Request) -> bool:
+    detection, output = request.params.repetition_detection, request.output_token_ids
+    if detection is None or len(output) < request.params.min_tokens:
+        return False
+    return detection.finds(output)
 
 
 def _note_cached_tokens(sample: _Sample) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paged.scheduler.repetition import RepetitionDetection
+
 MAX_STOP_STRINGS = 64
 """Most stop strings of one request (the HTTP interface allows 4, as OpenAI documents)."""
 
@@ -58,9 +60,12 @@ class SamplingParams:
       max_tokens: most tokens to generate; None means up to `max_model_len`.
       min_tokens: stop tokens cannot be sampled, and stop strings do not count, before it.
       logprobs: alternatives to report per position; 0 reports the sampled token only.
+      prompt_logprobs: alternatives to report per prompt token; 0 reports the prompt's own only.
+        The prompt is then computed whole: nothing of it is taken from the prefix cache.
       logit_bias: added to the logits of these token ids, clamped to [-100, 100].
       allowed_token_ids: if given, nothing else can be sampled.
       bad_words: texts that must not be generated (compared as token sequences).
+      repetition_detection: ends a text that goes round in circles, once it has `min_tokens`.
       skip_special_tokens: leave special tokens out of the text.
       include_stop_str_in_output: keep the matched stop string, or stop token, in the text.
 
@@ -85,9 +90,11 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
+    repetition_detection: RepetitionDetection | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     _stop: tuple[str, ...] = field(init=False, default=(), repr=False)
@@ -108,8 +115,9 @@ class SamplingParams:
             raise ParameterError(
                 "min_tokens", self.min_tokens, f"must not exceed max_tokens={self.max_tokens}"
             )
-        if self.logprobs is not None:
-            _check_integer("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), low=0, high=MAX_LOGPROBS)
         if self.seed is not None:
             _check_integer("seed", self.seed, low=-(2**63), high=2**63 - 1)
         self._set("_stop", self._checked_stop())

@@ -14,9 +14,11 @@ from paged.models.executables import ExecutableStore
 from paged.models.forward import split_head
 from paged.models.packing import BatchLayout
 from paged.models.programs import ProgramSource
+from paged.models.scoring import NUM_SCORED_ROWS
 from paged.scheduler.batching import Batch, build_batch
 from paged.scheduler.buckets import Bucket, BucketTable
 from paged.scheduler.output import ModelRunnerOutput, RunnerLogprobs, SchedulerOutput
+from paged.scheduler.prompt_scoring import PendingScores, scored_rows
 from paged.scheduler.row_table import RowTable
 from paged.scheduler.step_programs import StepPrograms, compile_programs, step_layout
 
@@ -45,11 +47,13 @@ class DeviceStep:
       token_ids: int32 `[at least num_scheduled]`; None of a step without sequences.
       num_scheduled: sequences of the step.
       logprobs: the samples with their log probabilities, if some sequence wants them.
+      scores: what prompts have scored, if some do.
     """
 
     token_ids: jax.Array | None
     num_scheduled: int
     logprobs: SampledTokens | None = None
+    scores: PendingScores | None = None
 
     def result(self) -> ModelRunnerOutput:
         """Return the sampled tokens, waiting for them if need be."""
@@ -57,15 +61,17 @@ class DeviceStep:
             return ModelRunnerOutput(np.zeros(0, np.int32))
         rows = slice(0, self.num_scheduled)
         token_ids = np.asarray(self.token_ids)[rows]
-        if self.logprobs is None:
-            return ModelRunnerOutput(token_ids)
-        logprobs = RunnerLogprobs(
-            sampled=np.asarray(self.logprobs.logprobs)[rows],
-            ranks=np.asarray(self.logprobs.ranks)[rows],
-            top_ids=np.asarray(self.logprobs.top_ids)[rows],
-            top=np.asarray(self.logprobs.top_logprobs)[rows],
-        )
-        return ModelRunnerOutput(token_ids, logprobs)
+        logprobs = None if self.logprobs is None else _to_host(self.logprobs, rows)
+        return ModelRunnerOutput(token_ids, logprobs, self.scores.result() if self.scores else ())
+
+
+def _to_host(samples: SampledTokens, rows: slice) -> RunnerLogprobs:
+    return RunnerLogprobs(
+        sampled=np.asarray(samples.logprobs)[rows],
+        ranks=np.asarray(samples.ranks)[rows],
+        top_ids=np.asarray(samples.top_ids)[rows],
+        top=np.asarray(samples.top_logprobs)[rows],
+    )
 
 
 class ModelRunner:
@@ -172,12 +178,25 @@ class ModelRunner:
             return DeviceStep(None, 0)
         bucket = self._table.pick(output.num_tokens, num_seqs)
         batch = build_batch(output, self.layout(bucket), self._rows, self._kv_cache.block_size)
-        token_ids, logprobs = self._run(bucket, batch, num_seqs)
+        token_ids, logprobs, hidden = self._run(bucket, batch, num_seqs)
         if not self._is_host:
             # Queued behind the step, so that the tokens are here when somebody asks.
             for array in jax.tree.leaves((token_ids, logprobs)):
                 array.copy_to_host_async()
-        return DeviceStep(token_ids, num_seqs, logprobs)
+        return DeviceStep(token_ids, num_seqs, logprobs, self._scores(output, hidden))
+
+    def _scores(self, output: SchedulerOutput, hidden: jax.Array) -> PendingScores | None:
+        """Return what the prompts of the step have scored, None if none do."""
+        rows = scored_rows(output) if output.scores_prompts else []
+        if not rows:
+            return None
+        assert self._programs is not None
+        program, head_params = self._programs.score, self._head_params
+
+        def score(hidden: np.ndarray, token_ids: np.ndarray) -> RunnerLogprobs:
+            return _to_host(program(head_params, hidden, token_ids), slice(None))
+
+        return PendingScores(rows, hidden, score, NUM_SCORED_ROWS)
 
     def close(self) -> None:
         """Release parameters, KV cache and compiled steps."""
@@ -205,13 +224,13 @@ class ModelRunner:
 
     def _run(
         self, bucket: Bucket, batch: Batch, num_seqs: int
-    ) -> tuple[jax.Array, SampledTokens | None]:
-        """Start a step; return its token ids, and its log probabilities if they are wanted."""
+    ) -> tuple[jax.Array, SampledTokens | None, jax.Array]:
+        """Start a step; return token ids, log probabilities if wanted, and all hidden rows."""
         programs, table = self._programs, self._table
         assert programs is not None
         assert table is not None
         # Rebound at once: the donated arrays are gone.
-        hidden, rows, self._kv_cache = programs.forward[bucket](
+        hidden, rows, self._kv_cache, all_hidden = programs.forward[bucket](
             self._leaves, self._kv_cache, batch.packed, self._last_tokens
         )
         size = table.pick_head(bucket, num_seqs, is_greedy=batch.is_greedy)
@@ -221,8 +240,8 @@ class ModelRunner:
             token_ids, self._last_tokens = programs.greedy[size](
                 self._head_params, hidden, rows, self._last_tokens
             )
-            return token_ids, None
+            return token_ids, None, all_hidden
         samples, self._last_tokens = programs.sample[size](
             self._head_params, hidden, rows, self._kv_cache.token_ids, self._last_tokens
         )
-        return samples.token_ids, samples if batch.wants_logprobs else None
+        return samples.token_ids, samples if batch.wants_logprobs else None, all_hidden

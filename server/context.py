@@ -10,6 +10,7 @@ from aiohttp import web
 
 from paged._version import __version__
 from paged.server.errors import ApiError
+from paged.server.limits import StreamSlots
 from paged.server.metrics import EngineMetrics
 from paged.server.sampling import sampling_defaults
 from paged.server.settings import ServerSettings
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ServerContext:
-    """The engine and what was derived from it at start-up; `is_draining` alone changes.
+    """The engine and what was derived from it at start-up; only the last two change.
 
     Attributes:
       engine: serves the requests.
@@ -32,7 +33,9 @@ class ServerContext:
       metrics: fed by the engine.
       fingerprint: `system_fingerprint` of the answers; changes with version, model and settings.
       max_token_chars: characters of the longest token, for a bound on the tokens of a text.
+      max_tokens_cap: most tokens that any request may generate; None: as many as fit.
       created: `created` of the model cards, Unix seconds.
+      streams: counts those that are open.
       is_draining: the server is about to stop and takes no new requests.
     """
 
@@ -44,6 +47,8 @@ class ServerContext:
     metrics: EngineMetrics
     fingerprint: str
     max_token_chars: int
+    max_tokens_cap: int | None
+    streams: StreamSlots
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
 
@@ -86,12 +91,14 @@ def make_context(engine: "AsyncEngine", settings: ServerSettings) -> ServerConte
         engine=engine,
         settings=settings,
         model_names=names,
-        sampling_defaults=sampling_defaults(engine),
+        sampling_defaults=sampling_defaults(engine, settings.override_generation_config),
         chat_template=template,
         metrics=EngineMetrics(names[0], engine.max_model_len, engine.cache_info),
         fingerprint=f"paged-{__version__}-{digest}",
         # Byte-level vocabularies spell one character per byte, so this is never too small.
         max_token_chars=max(map(len, engine.tokenizer.backend.get_vocab())),
+        max_tokens_cap=settings.override_generation_config.get("max_new_tokens"),
+        streams=StreamSlots(settings.max_concurrent_streams),
     )
 
 

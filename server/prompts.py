@@ -15,9 +15,6 @@ from paged.server.protocol import (
 from paged.server.sampling import check_token_ids
 from paged.server.text_codec import encode
 
-MAX_PROMPTS = 1024
-"""Most prompts of one completion request, the reference's limit."""
-
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -37,7 +34,7 @@ async def completion_prompts(context: ServerContext, request: CompletionRequest)
 
     Raises: ApiError or ParameterError naming "prompt" or "truncate_prompt_tokens".
     """
-    texts, ids = _split(request.prompt)
+    texts, ids = _split(request.prompt, context.settings.max_prompts)
     if request.truncate_prompt_tokens is None:
         for text in texts:
             _check_text_length(context, text, "prompt")
@@ -70,7 +67,9 @@ def vocab_size(context: ServerContext) -> int:
     return context.engine.checkpoint.model_config.vocab_size
 
 
-def _split(prompt: str | Sequence[str | int | list[int]]) -> tuple[list[str], list[list[int]]]:
+def _split(
+    prompt: str | Sequence[str | int | list[int]], max_prompts: int
+) -> tuple[list[str], list[list[int]]]:
     """Return the prompts of the four forms as (texts, lists of ids); one of them is empty."""
     if isinstance(prompt, str):
         prompt = [prompt]
@@ -82,8 +81,11 @@ def _split(prompt: str | Sequence[str | int | list[int]]) -> tuple[list[str], li
         raise _bad_prompt("must not mix texts, token ids and lists of token ids")
     if kinds == {int}:
         prompt = [cast("list[int]", prompt)]
-    if len(prompt) > MAX_PROMPTS:
-        raise _bad_prompt(f"must hold at most {MAX_PROMPTS} prompts, got {len(prompt)}")
+    if len(prompt) > max_prompts:
+        raise _bad_prompt(
+            f"must hold at most {max_prompts} prompts (the server's --max-prompts), got "
+            f"{len(prompt)}"
+        )
     if not all(prompt):
         raise _bad_prompt("must not be empty")
     if kinds == {str}:
