@@ -95,7 +95,8 @@ class InputProcessor:
         stop_ids = frozenset(params.stop_token_ids or ())
         if not params.ignore_eos:
             stop_ids |= self._other_eos
-        self._check_stop_ids(params)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("logprob_token_ids", params.logprob_token_ids)
         held_back = {*stop_ids, *self._other_eos}
         if self._eos_token_id is not None:
             held_back.add(self._eos_token_id)
@@ -167,11 +168,11 @@ class InputProcessor:
             )
         return min(params.max_tokens, limit - len(prompt))
 
-    def _check_stop_ids(self, params: SamplingParams) -> None:
-        for token_id in params.stop_token_ids or ():
+    def _check_ids(self, name: str, ids: Sequence[int] | None) -> None:
+        for token_id in ids or ():
             if token_id >= self._vocab_size:
                 raise ParameterError(
-                    "stop_token_ids",
+                    name,
                     token_id,
                     f"must hold ids below the vocabulary size {self._vocab_size}",
                 )

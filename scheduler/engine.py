@@ -248,7 +248,7 @@ class Engine:
         updates = self.scheduler.update(step.scheduled, result)
         self._stats.on_step(step.scheduled, updates)
         self._outputs.take_prompt_logprobs(result.prompt_logprobs)
-        return self._outputs.process(updates, result.logprobs)
+        return self._outputs.process(updates, result.logprobs, result.chosen_logprobs)
 
     def take_stats(self, *, step_seconds: float = 0.0) -> StepStats:
         """Return what happened since the last call (`step` does so itself)."""

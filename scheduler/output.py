@@ -75,11 +75,13 @@ class ModelRunnerOutput:
       token_ids: int32 `[num_scheduled]`; meaningful where the row samples.
       logprobs: None unless a row asked for log probabilities.
       prompt_logprobs: of requests that asked for those of their prompt's tokens.
+      chosen_logprobs: by row, those of the request's `logprob_token_ids`, in their order.
     """
 
     token_ids: np.ndarray
     logprobs: "RunnerLogprobs | None" = None
     prompt_logprobs: "tuple[PromptLogprobs, ...]" = ()
+    chosen_logprobs: "Mapping[int, RunnerLogprobs]" = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """`OutputProcessor`: the tokens of a step into deltas of text; finds stop strings on the way."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from paged.models.tokenizer import Tokenizer
@@ -137,8 +138,19 @@ class OutputProcessor:
             if builder is not None:  # else it has been aborted
                 builder.add(part.start, part.logprobs)
 
-    def process(self, updates: StepUpdates, logprobs: RunnerLogprobs | None) -> list[Delta]:
-        """Return the deltas of a step, in batch order."""
+    def process(
+        self,
+        updates: StepUpdates,
+        logprobs: RunnerLogprobs | None,
+        chosen: Mapping[int, RunnerLogprobs] = MappingProxyType({}),
+    ) -> list[Delta]:
+        """Return the deltas of a step, in batch order.
+
+        Args:
+          updates: what the step has added to the requests.
+          logprobs: of its samples, if some request wants them.
+          chosen: of tokens that requests have named, by row.
+        """
         samples = self._samples
         requests, token_ids = updates.requests, updates.token_ids
         for index in updates.firsts:
@@ -157,7 +169,8 @@ class OutputProcessor:
                 if sample.is_silent:
                     continue
             if sample.logprobs is not None and logprobs is not None:
-                new = sample.logprobs.build((token_id,), logprobs, updates.rows[index])
+                row = updates.rows[index]
+                new = sample.logprobs.build((token_id,), logprobs, row, chosen.get(row))
                 sample.positions += new
             delta = self._advance(sample, token_id)
             if delta is not None:
@@ -195,7 +208,12 @@ class OutputProcessor:
                 skip_special_tokens=params.skip_special_tokens,
             )
         if params.logprobs is not None:
-            builder = LogprobsBuilder(tokenizer, request.prompt_token_ids, params.logprobs)
+            builder = LogprobsBuilder(
+                tokenizer,
+                request.prompt_token_ids,
+                params.logprobs,
+                params.logprob_token_ids or (),
+            )
         return _Sample(request, parent, stream, decoder, detokenizer, builder)
 
     def _advance(self, sample: _Sample, token_id: int) -> Delta | None:

@@ -16,6 +16,9 @@ MAX_LOGIT_EDITS = 64
 MAX_LOGPROBS = 20
 """Most alternatives per position, OpenAI's limit; a static shape of the compiled step."""
 
+MAX_LOGPROB_TOKEN_IDS = 128
+"""Most token ids that one request may name to learn their log probabilities."""
+
 MAX_N = 128
 """Most samples of one request."""
 
@@ -62,6 +65,8 @@ class SamplingParams:
       logprobs: alternatives to report per position; 0 reports the sampled token only.
       prompt_logprobs: alternatives to report per prompt token; 0 reports the prompt's own only.
         The prompt is then computed whole: nothing of it is taken from the prefix cache.
+      logprob_token_ids: tokens whose log probabilities to report per position, beside the sampled
+        token's; they take the place of the alternatives of `logprobs`.
       logit_bias: added to the logits of these token ids, clamped to [-100, 100].
       allowed_token_ids: if given, nothing else can be sampled.
       bad_words: texts that must not be generated (compared as token sequences).
@@ -91,6 +96,7 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: Sequence[int] | None = None
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
@@ -118,6 +124,16 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), low=0, high=MAX_LOGPROBS)
+        chosen = self._checked_ids("logprob_token_ids", self.logprob_token_ids) or None
+        if chosen is not None:
+            if len(chosen) > MAX_LOGPROB_TOKEN_IDS:
+                raise ParameterError(
+                    "logprob_token_ids",
+                    len(chosen),
+                    f"must hold at most {MAX_LOGPROB_TOKEN_IDS} token ids",
+                )
+            self._set("logprobs", 0)
+        self._set("logprob_token_ids", chosen)
         if self.seed is not None:
             _check_integer("seed", self.seed, low=-(2**63), high=2**63 - 1)
         self._set("_stop", self._checked_stop())

@@ -1,12 +1,13 @@
-"""`PendingScores`: which prompt tokens a step scores, and their log probabilities when it is done.
+"""`PendingScores`: which tokens a step scores beside its samples, and their log probabilities.
 
-The hidden row of a prompt's token says how likely the next one was. Few requests ask, so the rows
-go by way of the host to a program of a fixed size (`paged.models.scoring`), and no step waits for
-it but the one that has them.
+The hidden row of a prompt's token says how likely the next one was, and the row that is sampled
+from how likely any token is. Few requests ask, so the rows go by way of the host to a program of a
+fixed size (`paged.models.scoring`), and no step waits for it but the one that has them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,36 +19,50 @@ type Score = Callable[[np.ndarray, np.ndarray], RunnerLogprobs]
 
 
 class ScoredRows(NamedTuple):
-    """Rows of a step that one request has scored.
+    """Hidden rows of a step, and a token for each whose log probability one request wants.
 
     Attributes:
       request_id: whose they are.
-      first_row: token row of the step.
-      position: of the first token that is scored, which is the one after that row.
-      token_ids: the tokens that are scored; as many rows.
+      token_rows: rows among the tokens of the step.
+      token_ids: as many.
+      position: of the first token, where they are tokens of a prompt; else -1.
+      row: of the request in the step.
     """
 
     request_id: str
-    first_row: int
+    token_rows: Sequence[int]
+    token_ids: Sequence[int]
     position: int
-    token_ids: tuple[int, ...]
+    row: int
 
 
 def scored_rows(output: SchedulerOutput) -> list[ScoredRows]:
-    """Return what the step's requests want scored, in batch order."""
-    found, row = [], 0
-    for scheduled in output.scheduled:
-        request, start, stop = (
-            scheduled.request,
-            scheduled.start,
-            scheduled.start + scheduled.num_tokens,
-        )
-        if request.scores_prompt:
-            targets = request.prompt_token_ids[start + 1 : stop + 1]
-            if targets:
-                found.append(ScoredRows(request.request_id, row, start + 1, targets))
-        row += scheduled.num_tokens
+    """Return what the step's requests want scored: prompts, and `logprob_token_ids`."""
+    found, first = [], 0
+    for row, scheduled in enumerate(output.scheduled):
+        request, start = scheduled.request, scheduled.start
+        stop = start + scheduled.num_tokens
+        if request.scores_prompt and (targets := request.prompt_token_ids[start + 1 : stop + 1]):
+            token_rows = range(first, first + len(targets))
+            found.append(ScoredRows(request.request_id, token_rows, targets, start + 1, row))
+        first += scheduled.num_tokens
+        chosen = request.params.logprob_token_ids
+        if chosen and scheduled.samples:
+            last_rows = [first - 1] * len(chosen)
+            found.append(ScoredRows(request.request_id, last_rows, chosen, -1, row))
     return found
+
+
+class Scores(NamedTuple):
+    """Log probabilities of a step beyond those of its samples.
+
+    Attributes:
+      prompts: parts of prompts.
+      chosen: by the request's row, those of its `logprob_token_ids`, in their order.
+    """
+
+    prompts: tuple[PromptLogprobs, ...] = ()
+    chosen: Mapping[int, RunnerLogprobs] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +81,28 @@ class PendingScores:
     score: Score
     num_rows: int
 
-    def result(self) -> tuple[PromptLogprobs, ...]:
-        """Return the log probabilities of each entry of `rows`, waiting for the step."""
+    def result(self) -> Scores:
+        """Return the log probabilities of `rows`, waiting for the step."""
         hidden = np.asarray(self.hidden)
-        selected = np.concatenate(
-            [np.arange(r.first_row, r.first_row + len(r.token_ids)) for r in self.rows]
-        )
-        token_ids = np.array([i for r in self.rows for i in r.token_ids], np.int32)
+        token_rows = np.concatenate([np.asarray(rows.token_rows) for rows in self.rows])
+        token_ids = np.concatenate([np.asarray(rows.token_ids, np.int32) for rows in self.rows])
         parts = [
-            self._score(hidden[selected[start : start + self.num_rows]], token_ids[start:])
-            for start in range(0, len(selected), self.num_rows)
+            self._score(hidden[token_rows[start : start + self.num_rows]], token_ids[start:])
+            for start in range(0, len(token_rows), self.num_rows)
         ]
-        whole = RunnerLogprobs(*map(np.concatenate, zip(*map(_arrays, parts), strict=True)))
-        results, start = [], 0
+        whole = [np.concatenate(arrays) for arrays in zip(*map(_arrays, parts), strict=True)]
+        prompts: list[PromptLogprobs] = []
+        chosen: dict[int, RunnerLogprobs] = {}
+        start = 0
         for rows in self.rows:
             part = slice(start, start + len(rows.token_ids))
-            logprobs = RunnerLogprobs(*(array[part] for array in _arrays(whole)))
-            results.append(PromptLogprobs(rows.request_id, rows.position, logprobs))
+            logprobs = RunnerLogprobs(*(array[part] for array in whole))
+            if rows.position < 0:
+                chosen[rows.row] = logprobs
+            else:
+                prompts.append(PromptLogprobs(rows.request_id, rows.position, logprobs))
             start = part.stop
-        return tuple(results)
+        return Scores(tuple(prompts), chosen)
 
     def _score(self, hidden: np.ndarray, token_ids: np.ndarray) -> RunnerLogprobs:
         """Score at most `num_rows` rows, padded to so many."""

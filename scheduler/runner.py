@@ -18,7 +18,7 @@ from paged.models.scoring import NUM_SCORED_ROWS
 from paged.scheduler.batching import Batch, build_batch
 from paged.scheduler.buckets import Bucket, BucketTable
 from paged.scheduler.output import ModelRunnerOutput, RunnerLogprobs, SchedulerOutput
-from paged.scheduler.prompt_scoring import PendingScores, scored_rows
+from paged.scheduler.prompt_scoring import PendingScores, Scores, scored_rows
 from paged.scheduler.row_table import RowTable
 from paged.scheduler.step_programs import StepPrograms, compile_programs, step_layout
 
@@ -47,7 +47,7 @@ class DeviceStep:
       token_ids: int32 `[at least num_scheduled]`; None of a step without sequences.
       num_scheduled: sequences of the step.
       logprobs: the samples with their log probabilities, if some sequence wants them.
-      scores: what prompts have scored, if some do.
+      scores: what is scored beside the samples, if something is.
     """
 
     token_ids: jax.Array | None
@@ -62,7 +62,8 @@ class DeviceStep:
         rows = slice(0, self.num_scheduled)
         token_ids = np.asarray(self.token_ids)[rows]
         logprobs = None if self.logprobs is None else _to_host(self.logprobs, rows)
-        return ModelRunnerOutput(token_ids, logprobs, self.scores.result() if self.scores else ())
+        scores = Scores() if self.scores is None else self.scores.result()
+        return ModelRunnerOutput(token_ids, logprobs, scores.prompts, scores.chosen)
 
 
 def _to_host(samples: SampledTokens, rows: slice) -> RunnerLogprobs:
@@ -183,11 +184,14 @@ class ModelRunner:
             # Queued behind the step, so that the tokens are here when somebody asks.
             for array in jax.tree.leaves((token_ids, logprobs)):
                 array.copy_to_host_async()
-        return DeviceStep(token_ids, num_seqs, logprobs, self._scores(output, hidden))
+        return DeviceStep(token_ids, num_seqs, logprobs, self._scores(output, batch, hidden))
 
-    def _scores(self, output: SchedulerOutput, hidden: jax.Array) -> PendingScores | None:
-        """Return what the prompts of the step have scored, None if none do."""
-        rows = scored_rows(output) if output.scores_prompts else []
+    def _scores(
+        self, output: SchedulerOutput, batch: Batch, hidden: jax.Array
+    ) -> PendingScores | None:
+        """Return what is scored beside the samples, None if nothing is."""
+        may_score = output.scores_prompts or batch.wants_logprobs
+        rows = scored_rows(output) if may_score else []
         if not rows:
             return None
         assert self._programs is not None

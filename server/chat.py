@@ -160,7 +160,9 @@ def _logprobs(
         generation.context.engine.tokenizer,
         token_ids,
         positions,
-        num_top=request.top_logprobs or 0,
+        num_top=1 + len(request.logprob_token_ids)
+        if request.logprob_token_ids
+        else request.top_logprobs or 0,
         as_token_ids=generation.spells_token_ids,
     )
 

@@ -83,6 +83,7 @@ class GenerationRequest(Struct, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: int | bool | None = None
+    logprob_token_ids: TokenIds | None = None
     repetition_detection: RepetitionDetectionFields | None = None
     stream_interval: Annotated[int, Meta(ge=1, le=INT64_MAX)] | None = None
 
@@ -93,7 +94,6 @@ class GenerationRequest(Struct, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
-    logprob_token_ids: Any = None
     use_beam_search: bool | None = None
     thinking_token_budget: int | None = None
     kv_transfer_params: Any = None

@@ -120,6 +120,9 @@ def sampling_params(
         value = getattr(request, name)
         if value is not None:
             chosen[name] = value
+    check_token_ids("logprob_token_ids", request.logprob_token_ids, vocab_size)
+    if request.logprob_token_ids and logprobs is None:
+        raise ApiError("logprob_token_ids needs logprobs.", param="logprob_token_ids")
     check_token_ids("stop_token_ids", request.stop_token_ids, vocab_size)
     check_token_ids("allowed_token_ids", request.allowed_token_ids, vocab_size)
     return SamplingParams(
@@ -133,6 +136,7 @@ def sampling_params(
         min_tokens=request.min_tokens or 0,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        logprob_token_ids=request.logprob_token_ids,
         repetition_detection=_repetition_detection(request.repetition_detection),
         logit_bias=_logit_bias(request.logit_bias, vocab_size),
         allowed_token_ids=request.allowed_token_ids,

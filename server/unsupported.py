@@ -10,7 +10,6 @@ _REMEDIES = {
     "guided_regex": "Ask for the format in the prompt and check the answer.",
     "guided_choice": "Ask for the format in the prompt and check the answer.",
     "guided_grammar": "Ask for the format in the prompt and check the answer.",
-    "logprob_token_ids": "Use `logprobs` for the most likely tokens.",
     "use_beam_search": "Leave it out; use `n` with a temperature for several answers.",
     "thinking_token_budget": "Use `max_tokens`.",
     "kv_transfer_params": "Leave it out.",
@@ -24,7 +23,6 @@ _REMEDIES = {
 # By type, too: `==` would make 0 equal to False.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
-    "logprob_token_ids": ([],),
     "thinking_token_budget": (-1,),
     "kv_transfer_params": ({},),
     "vllm_xargs": ({},),

@@ -91,3 +91,28 @@ def test_a_prompt_of_one_token_has_nothing_to_report(llm):
 def test_bad_values_are_refused(value):
     with pytest.raises(ParameterError, match="prompt_logprobs must be"):
         params(value)
+
+
+def test_named_tokens_have_their_log_probabilities_at_every_step(llm, cases):
+    case, named = cases[0], list(range(200, 100, -1))  # more than one program call takes
+    wanted = SamplingParams(
+        temperature=0, max_tokens=2, ignore_eos=True, logprobs=5, logprob_token_ids=named
+    )
+    (output,) = llm.generate([case["prompt_ids"]], wanted, use_tqdm=False)
+    first, second = output.outputs[0].logprobs
+    sampled = case["greedy_ids"][0]
+    assert list(first) == list(dict.fromkeys([sampled, *named]))
+    expected = log_softmax(case["logits"][-1])
+    for token_id, logprob in first.items():
+        assert logprob.logprob == pytest.approx(expected[token_id], abs=1e-4)
+        assert logprob.rank == 1 + int((expected > expected[token_id]).sum())
+    longer = [*case["prompt_ids"], sampled]
+    (again,) = llm.generate([longer], wanted, use_tqdm=False)
+    for token_id, logprob in again.outputs[0].logprobs[0].items():
+        assert second[token_id].logprob == pytest.approx(logprob.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("ids", [[-1], [256], list(range(129)), [1.5]])
+def test_named_tokens_must_exist_and_be_few(llm, ids):
+    with pytest.raises(ParameterError, match="logprob_token_ids must"):
+        llm.generate([[97]], SamplingParams(logprobs=0, logprob_token_ids=ids), use_tqdm=False)

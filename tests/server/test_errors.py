@@ -136,17 +136,10 @@ def test_bad_type_names_its_path(path, fields, param):
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "json_schema"}),
         ("response_format", {"type": "structural_tag"}),
-        ("prompt_logprobs", 0),
-        ("prompt_logprobs", 1),
-        ("prompt_logprobs", -1),
-        ("prompt_logprobs", True),
-        ("logprob_token_ids", [1]),
         ("use_beam_search", True),
-        ("repetition_detection", {"max_pattern_size": 3}),
         ("thinking_token_budget", 10),
         ("kv_transfer_params", {"do_remote_decode": True}),
         ("vllm_xargs", {"a": 1}),
-        ("stream_interval", 4),
     ],
 )
 def test_what_is_not_supported_is_said_aloud(path, field, value):
@@ -186,10 +179,30 @@ def test_suffix_and_embeddings_are_refused_for_completions():
         assert error_of(COMPLETIONS, {**PROMPT, field: value})["param"] == field
 
 
-def test_echo_with_logprobs_is_refused():
-    error = error_of(COMPLETIONS, {**PROMPT, "echo": True, "logprobs": 1})
-    assert error["param"] == "logprobs"
-    assert "does not support" in error["message"]
+@pytest.mark.parametrize("value", [1, True, -1])
+def test_logprobs_of_a_prompt_are_not_streamed(value):
+    error = error_of(COMPLETIONS, {**PROMPT, "prompt_logprobs": value, "stream": True})
+    assert error["param"] == "prompt_logprobs"
+
+
+@pytest.mark.parametrize("value", [-1, 21])
+def test_logprobs_of_a_prompt_are_bounded(value):
+    error = error_of(COMPLETIONS, {**PROMPT, "prompt_logprobs": value})
+    assert error["param"] == "prompt_logprobs"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"max_pattern_size": 3},
+        {"max_pattern_size": 3, "min_pattern_size": 4, "min_count": 2},
+        {"max_pattern_size": 5000, "min_count": 2},
+        {"max_pattern_size": 3, "min_pattern_size": -1, "min_count": 2},
+    ],
+)
+def test_repetition_detection_is_checked(value):
+    error = error_of(COMPLETIONS, {**PROMPT, "repetition_detection": value})
+    assert error["param"] == "repetition_detection"
 
 
 def test_too_many_logprobs():
