@@ -22,6 +22,12 @@ MAX_LOGPROB_TOKEN_IDS = 128
 MAX_N = 128
 """Most samples of one request."""
 
+# The device has 32-bit numbers. Beyond these bounds nothing changes any more: no vocabulary is as
+# large, no token's probability as small, and a penalty of a logit as large decides alone.
+_MAX_TOP_K = 2**31 - 1
+_MIN_TOP_P = 1e-7
+_MIN_REPETITION_PENALTY, _MAX_REPETITION_PENALTY = 1e-30, 1e30
+
 # Below this a temperature only amplifies rounding; the reference raises it too.
 _MIN_TEMPERATURE = 0.01
 _GREEDY_BELOW = 1e-5
@@ -145,6 +151,7 @@ class SamplingParams:
         self._set("logit_bias", self._checked_bias())
         self._check_bad_words()
         self._normalise_temperature()
+        self._clip_to_device()
         if self.is_greedy and self.n > 1:
             raise ParameterError("n", self.n, "must be 1 when temperature is 0")
 
@@ -171,6 +178,15 @@ class SamplingParams:
             self._set("temperature", _MIN_TEMPERATURE)
         if self.top_k == -1:
             self._set("top_k", 0)
+
+    def _clip_to_device(self) -> None:
+        """Bring into the range of 32-bit numbers what means the same there."""
+        self._set("top_k", min(self.top_k, _MAX_TOP_K))
+        self._set("top_p", max(self.top_p, _MIN_TOP_P))
+        penalty = min(
+            max(self.repetition_penalty, _MIN_REPETITION_PENALTY), _MAX_REPETITION_PENALTY
+        )
+        self._set("repetition_penalty", penalty)
 
     def _checked_stop(self) -> tuple[str, ...]:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())

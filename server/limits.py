@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from paged.scheduler.params import ParameterError
-from paged.server.errors import ApiError
+from paged.server.errors import SCHEMA_ERROR, ApiError
 from paged.server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -27,7 +27,8 @@ def check_limits(settings: ServerSettings, request: GenerationRequest) -> None:
         raise ApiError(
             f"stop must hold at most {settings.max_stop_strings} strings (the server's "
             f"--max-stop-strings), got {num_stops}.",
-            param="stop",
+            type=SCHEMA_ERROR,
+            param="body.stop",
         )
     for name, wanted in _wanted_logprobs(request):
         if wanted > settings.max_logprobs:

@@ -213,7 +213,8 @@ def decode_body[T](raw: bytes, kind: type[T]) -> T:
     """
     try:
         raw.decode()  # also where fields are skipped, which the decoder does not look into
-        return msgspec.json.decode(raw, type=kind)
+        # As the reference: "10" and 10.0 are integers, too.
+        return msgspec.json.decode(raw, type=kind, strict=False)
     except UnicodeDecodeError as error:
         raise _malformed(f"invalid UTF-8 at byte {error.start}", f"body.{error.start}") from None
     except msgspec.ValidationError as error:

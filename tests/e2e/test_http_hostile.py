@@ -211,7 +211,7 @@ def test_clients_killed_in_mid_stream_free_what_they_held(attack):
         body_with(b"max_tokens", b"1" + b"0" * 5000),
         body_with(b"seed", b"18446744073709551616"),
         body_with(b"priority", b"1e30"),
-        body_with(b"top_k", b"99999999999999999999"),
+        body_with(b"top_k", b"-99999999999999999999"),
         body_with(b"prompt", b"[9223372036854775808]"),
         body_with(b"prompt", b"[" + b"1," * 1000 + b'"x"]'),
         body_with(b"prompt", b"[" + b'"a",' * 2000 + b'"x"]'),
@@ -242,6 +242,35 @@ def test_bad_bodies_are_refused_by_name(attack, raw):
     error_of(answer)
     assert len(answer[1]) < 2000, "the error must not hand everything back"
     assert seconds < 10
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("top_k", 10**30),
+        ("top_k", 2**31),
+        ("top_p", 1e-320),
+        ("min_p", 1e-320),
+        ("temperature", 1e-320),
+        ("temperature", 0.0100001),
+        ("repetition_penalty", 1e308),
+        ("repetition_penalty", 1e-320),
+        ("presence_penalty", 1e-320),
+        ("seed", 2**63 - 1),
+        ("seed", -(2**63)),
+        ("priority", 2**63 - 1),
+        ("truncate_prompt_tokens", 1),
+        ("logit_bias", {"3": 1e308, "4": -1e308, "5": 1e-320}),
+        ("stop_token_ids", list(range(60))),
+        ("stop", ["\ufffd" * 4096] * 4),
+    ],
+)
+def test_extreme_values_are_served(attack, field, value):
+    # With everything that makes the sampler do its work.
+    base = {"prompt": "extreme", "max_tokens": 3, "temperature": 1.0, "top_p": 0.9, "min_tokens": 2}
+    base |= {"presence_penalty": 0.5, "logprobs": 2, "ignore_eos": True}
+    status, body = attack(lambda server: server.post({**base, field: value}))
+    assert status == 200, body
 
 
 @pytest.mark.parametrize(

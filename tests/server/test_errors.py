@@ -108,7 +108,7 @@ def test_bad_value_names_its_field(path, fields, param):
         ({"cache_salt": 3}, "body.cache_salt"),
         ({"response_format": "json"}, "body.response_format"),
         (
-            {"stream": True, "stream_options": {"include_usage": 1}},
+            {"stream": True, "stream_options": {"include_usage": 2}},
             "body.stream_options.include_usage",
         ),
         ({"truncation_side": "middle"}, "body.truncation_side"),
@@ -430,3 +430,14 @@ def test_other_http_errors_keep_their_status():
     status, answer = with_server(test, app=app)
     assert status == 403
     assert checked_error(answer, 403)["message"] == "Not today"
+
+
+def test_numbers_and_flags_may_be_spelt_as_the_reference_takes_them():
+    fields = {"max_tokens": "3", "temperature": "0.5", "top_k": 4.0, "logprobs": "1", "echo": 0}
+    engine = FakeEngine()
+    body = ok(COMPLETIONS, {"prompt": "12", **fields, "stop": "7", "ignore_eos": "true"}, engine)
+    assert body["usage"]["completion_tokens"] == 3
+    params = engine.seen[0].params
+    assert (params.temperature, params.top_k, params.logprobs) == (0.5, 4, 1)
+    assert params.ignore_eos is True
+    assert engine.seen[0].prompt == "12"

@@ -29,7 +29,7 @@ ASK = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
     ("path", "fields", "param", "limits"),
     [
         (COMPLETIONS, {**PROMPT, "n": 3, "temperature": 1}, "n", {"max_n": 2}),
-        (COMPLETIONS, {**PROMPT, "stop": ["a", "b"]}, "stop", {"max_stop_strings": 1}),
+        (COMPLETIONS, {**PROMPT, "stop": ["a", "b"]}, "body.stop", {"max_stop_strings": 1}),
         (COMPLETIONS, {**PROMPT, "logprobs": 3}, "logprobs", {"max_logprobs": 2}),
         (COMPLETIONS, {**PROMPT, "prompt_logprobs": 3}, "prompt_logprobs", {"max_logprobs": 2}),
         (CHAT, {**ASK, "logprobs": True, "top_logprobs": 3}, "top_logprobs", {"max_logprobs": 2}),
