@@ -138,6 +138,20 @@ def add_answer_options(parser: argparse.ArgumentParser) -> None:
         "--response-role", default="assistant", metavar="NAME", help="role of chat answers"
     )
     group.add_argument(
+        "--chat-template-content-format",
+        choices=("auto", "openai", "string"),
+        default="auto",
+        help="what templates get of a message with parts: a list of them, or their text",
+    )
+    group.add_argument(
+        "--default-chat-template-kwargs",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help="variables of chat templates that requests do not set, such as "
+        '{"enable_thinking": false}',
+    )
+    group.add_argument(
         "--stream-interval",
         type=size,
         default=1,
@@ -149,6 +163,12 @@ def add_answer_options(parser: argparse.ArgumentParser) -> None:
         ("--return-tokens-as-token-ids", "spell tokens of log probabilities token_id:123"),
     ):
         group.add_argument(name, action=argparse.BooleanOptionalAction, default=False, help=what)
+    for name, what in (
+        ("--enable-prompt-tokens-details", "cached tokens are always reported"),
+        ("--enable-server-load-tracking", "/load always counts"),
+        ("--disable-uvicorn-access-log", "requests are logged at --log-level debug only"),
+    ):
+        group.add_argument(name, action="store_true", help=f"as it is anyway: {what}")
     group.add_argument(
         "--override-generation-config",
         type=json_object,

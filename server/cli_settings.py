@@ -70,6 +70,8 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         cache_salt_per_key=args.cache_salt_per_key,
         dev_mode=_dev_mode(),
         chat_template=None if args.chat_template is None else _read_template(args.chat_template),
+        chat_template_content_format=args.chat_template_content_format,
+        default_chat_template_kwargs=args.default_chat_template_kwargs,
         trust_request_chat_template=args.trust_request_chat_template,
         client_max_size=args.client_max_size,
         log_requests=args.enable_log_requests,

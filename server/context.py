@@ -29,7 +29,7 @@ class ServerContext:
       settings: of the HTTP layer.
       model_names: accepted in requests; the first is reported in answers.
       sampling_defaults: of requests that leave a parameter out.
-      chat_template: instead of the checkpoint's, if the settings bring one.
+      chat_template: instead of the checkpoint's, if the settings bring one or change its format.
       metrics: fed by the engine.
       fingerprint: `system_fingerprint` of the answers; changes with version, model and settings.
       max_token_chars: characters of the longest token, for a bound on the tokens of a text.
@@ -82,9 +82,11 @@ def make_context(engine: "AsyncEngine", settings: ServerSettings) -> ServerConte
     Raises: ValueError if the checkpoint's sampling defaults or the settings' template are wrong.
     """
     names = settings.served_model_names or (engine.model_name,)
-    template = None
+    template, own = None, engine.checkpoint.chat_template
     if settings.chat_template is not None:
-        template = make_chat_template(engine, settings.chat_template)
+        template = make_chat_template(engine, settings, settings.chat_template)
+    elif own is not None and settings.chat_template_content_format != "auto":
+        template = make_chat_template(engine, settings, own.source)
     identity = f"{__version__} {engine.model_name} {engine.config}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     return ServerContext(
@@ -102,9 +104,17 @@ def make_context(engine: "AsyncEngine", settings: ServerSettings) -> ServerConte
     )
 
 
-def make_chat_template(engine: "AsyncEngine", source: str) -> "ChatTemplate":
+def make_chat_template(
+    engine: "AsyncEngine", settings: ServerSettings, source: str
+) -> "ChatTemplate":
     """Return a template that renders with the model's own special tokens."""
     from paged.models.chat_template import ChatTemplate  # jinja2: only where a template is given
 
     tokenizer = engine.tokenizer
-    return ChatTemplate(source, tokenizer.bos_token, tokenizer.eos_token)
+    wanted = settings.chat_template_content_format
+    return ChatTemplate(
+        source,
+        tokenizer.bos_token,
+        tokenizer.eos_token,
+        content_format=None if wanted == "auto" else wanted,
+    )

@@ -185,7 +185,7 @@ def _logit_bias(bias: Mapping[str, float] | None, vocab_size: int) -> dict[int, 
     if bias is None:
         return None
     for key in bias:
-        # int() would take "1_0", " 5" and digits of other scripts, too, and fails beyond 4300 digits.
+        # int() would take "1_0" and digits of other scripts, too, and fails beyond 4300 digits.
         if not (key.isascii() and key.isdecimal() and len(key) <= 10):
             raise ParameterError("logit_bias", key, "must map token ids to numbers")
     ids = {int(key): value for key, value in bias.items()}

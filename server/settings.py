@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from paged.scheduler.params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 
@@ -34,6 +34,9 @@ class ServerSettings:
       cache_salt_per_key: keep the prefix caches of several keys apart, see `salts_by_key`.
       dev_mode: serve the routes that are for development only, such as /reset_prefix_cache.
       chat_template: Jinja source used instead of the checkpoint's.
+      chat_template_content_format: what templates get of a message with parts: the list of them
+        ("openai"), or their text ("string"); "auto" looks at the template.
+      default_chat_template_kwargs: variables of templates that requests do not set.
       trust_request_chat_template: let requests bring their own template.
       client_max_size: largest request body, bytes.
       body_timeout_seconds: longest time that a body may take to arrive.
@@ -64,6 +67,8 @@ class ServerSettings:
     cache_salt_per_key: bool = True
     dev_mode: bool = False
     chat_template: str | None = None
+    chat_template_content_format: Literal["auto", "openai", "string"] = "auto"
+    default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     trust_request_chat_template: bool = False
     client_max_size: int = 16 << 20
     body_timeout_seconds: float = 60.0
@@ -112,6 +117,12 @@ class ServerSettings:
             if value is not None and (value < low or (high is not None and value > high)):
                 upper = "" if high is None else f" and at most {high}"
                 raise ValueError(f"{name}={value} must be at least {low}{upper}.")
+        reserved = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+        if taken := sorted(reserved & self.default_chat_template_kwargs.keys()):
+            raise ValueError(
+                f"default_chat_template_kwargs must not hold {', '.join(taken)}: requests have "
+                "fields for them."
+            )
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ValueError(
                 f"root_path={self.root_path!r} must start with a slash and not end with one."

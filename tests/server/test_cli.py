@@ -497,6 +497,8 @@ def test_what_flags_say_about_clients_and_the_network_reaches_the_settings():
             *("--override-generation-config", '{"top_k": 5}', "--allow-credentials"),
             *("--allowed-origins", '["https://a", "https://b"]', "--allowed-methods", "GET"),
             *("--allowed-headers", '["authorization"]'),
+            *("--chat-template-content-format=openai",),
+            *("--default-chat-template-kwargs", '{"enable_thinking": false}'),
         )
     )
     assert settings == ServerSettings(
@@ -516,6 +518,8 @@ def test_what_flags_say_about_clients_and_the_network_reaches_the_settings():
         force_include_usage=True,
         return_tokens_as_token_ids=True,
         override_generation_config={"top_k": 5},
+        chat_template_content_format="openai",
+        default_chat_template_kwargs={"enable_thinking": False},
         cors=CorsSettings(
             origins=("https://a", "https://b"),
             methods=("GET",),

@@ -158,3 +158,8 @@ def test_a_client_that_reads_nothing_loses_its_connection(caplog):
 
     with_server(test, engine, write_timeout_seconds=0.2)
     assert "read nothing of its stream for 0.2 s" in caplog.text
+
+
+def test_defaults_of_templates_leave_the_requests_fields_alone():
+    with pytest.raises(ValueError, match="must not hold messages, tools: requests have fields"):
+        ServerSettings(default_chat_template_kwargs={"tools": [], "messages": []})
