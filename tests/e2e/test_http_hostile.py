@@ -353,6 +353,27 @@ def test_what_is_no_http_is_refused(attack, data):
     assert status in (400, 411, 413, 414, 431)
 
 
+def test_an_output_that_repeats_itself_ends_and_is_counted(attack):
+    body = {
+        "prompt": "x",
+        "max_tokens": 30,
+        "allowed_token_ids": [97],
+        "repetition_detection": {"max_pattern_size": 2, "min_count": 5},
+    }
+    head = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    async def test(server: Server) -> tuple[bytes, bytes]:
+        _, answer = await server.post(body)
+        await server.is_idle()
+        return answer, (await server.send(head))[1]
+
+    answer, metrics = attack(test)
+    (choice,) = json.loads(answer)["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("a" * 5, "repetition")
+    (line,) = [x for x in metrics.splitlines() if b'finished_reason="repetition"' in x]
+    assert line.endswith(b" 1.0")
+
+
 def test_request_ids_of_headers_may_be_any_text(attack):
     raw = body_with(b"temperature", b"0")
     status, body = attack(lambda server: server.post(raw, X_Request_Id="é" * 3000))
