@@ -79,7 +79,7 @@ def sample(
 
         is_changed = uses_edits | uses_penalties
         unchanged = lax.cond(is_changed, lambda _: compute_masked(), lambda x: x, logits)
-        return _with_logprobs(unchanged, token_ids, max_logprobs=max_logprobs)
+        return with_logprobs(unchanged, token_ids, max_logprobs=max_logprobs)
 
     wants_logprobs = batch.wants_logprobs[0] > 0
     report_none = functools.partial(_without_logprobs, token_ids, max_logprobs=max_logprobs)
@@ -211,8 +211,14 @@ def _without_logprobs(token_ids: Array, *, max_logprobs: int) -> SampledTokens:
     )
 
 
-def _with_logprobs(logits: Array, token_ids: Array, *, max_logprobs: int) -> SampledTokens:
-    """Return the tokens with their log probabilities under these logits."""
+def with_logprobs(logits: Array, token_ids: Array, *, max_logprobs: int) -> SampledTokens:
+    """Return tokens with their log probabilities under these logits.
+
+    Args:
+      logits: float32 `[num_rows, vocab_size]`.
+      token_ids: int32 `[num_rows]`, one per row.
+      max_logprobs: alternatives reported per row.
+    """
     normaliser = jax.nn.logsumexp(logits, axis=1, keepdims=True)
     sampled = jnp.take_along_axis(logits, token_ids[:, None], axis=1)
     top, top_ids = _top_tokens(logits, min(max_logprobs, logits.shape[1]))
