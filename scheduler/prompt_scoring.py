@@ -14,8 +14,9 @@ import numpy as np
 
 from paged.scheduler.output import PromptLogprobs, RunnerLogprobs, SchedulerOutput
 
-type Score = Callable[[np.ndarray, np.ndarray], RunnerLogprobs]
-"""From hidden rows `[num_rows, hidden_size]` and as many token ids to log probabilities by row."""
+type Score = Callable[[np.ndarray, np.ndarray, np.ndarray], RunnerLogprobs]
+"""From hidden rows `[num_rows, hidden_size]`, as many token ids and masks `[num_rows, num_words]`
+of the tokens that may follow to log probabilities by row."""
 
 
 class ScoredRows(NamedTuple):
@@ -73,22 +74,34 @@ class PendingScores:
       rows: what is to be scored, at least one.
       hidden: of all tokens of the step, `[num_tokens, hidden_size]`, on the device.
       score: gives the log probabilities of `num_rows` tokens.
-      num_rows: rows that `score` takes.
+      num_rows, num_words: shape of the masks that `score` takes.
+      masks: of the step, by request's row, if some request is held to a grammar: what it names is
+        scored among the tokens that it may take, as its samples are. Prompts are free.
     """
 
     rows: Sequence[ScoredRows]
     hidden: Any
     score: Score
     num_rows: int
+    num_words: int
+    masks: np.ndarray | None = None
 
     def result(self) -> Scores:
         """Return the log probabilities of `rows`, waiting for the step."""
         hidden = np.asarray(self.hidden)
         token_rows = np.concatenate([np.asarray(rows.token_rows) for rows in self.rows])
         token_ids = np.concatenate([np.asarray(rows.token_ids, np.int32) for rows in self.rows])
+        # -1: rows of prompts, which have no mask.
+        mask_rows = np.concatenate(
+            [
+                np.full(len(rows.token_ids), -1 if rows.position >= 0 else rows.row)
+                for rows in self.rows
+            ]
+        )
         parts = [
-            self._score(hidden[token_rows[start : start + self.num_rows]], token_ids[start:])
+            self._score(hidden[token_rows[part]], token_ids[part], mask_rows[part])
             for start in range(0, len(token_rows), self.num_rows)
+            for part in (slice(start, start + self.num_rows),)
         ]
         whole = [np.concatenate(arrays) for arrays in zip(*map(_arrays, parts), strict=True)]
         prompts: list[PromptLogprobs] = []
@@ -104,14 +117,20 @@ class PendingScores:
             start = part.stop
         return Scores(tuple(prompts), chosen)
 
-    def _score(self, hidden: np.ndarray, token_ids: np.ndarray) -> RunnerLogprobs:
+    def _score(
+        self, hidden: np.ndarray, token_ids: np.ndarray, mask_rows: np.ndarray
+    ) -> RunnerLogprobs:
         """Score at most `num_rows` rows, padded to so many."""
         count = len(hidden)
         padded = np.zeros((self.num_rows, hidden.shape[1]), hidden.dtype)
         padded[:count] = hidden
         targets = np.zeros(self.num_rows, np.int32)
-        targets[:count] = token_ids[:count]
-        scored = self.score(padded, targets)
+        targets[:count] = token_ids
+        masks = np.full((self.num_rows, self.num_words), -1, np.int32)
+        if self.masks is not None:
+            is_masked = mask_rows >= 0
+            masks[:count][is_masked] = self.masks[mask_rows[is_masked]]
+        scored = self.score(padded, targets, masks)
         return RunnerLogprobs(*(array[:count] for array in _arrays(scored)))
 
 

@@ -1,5 +1,6 @@
 """`ModelRunner`: parameters, KV cache and the compiled programs of a step; nothing else."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -214,10 +215,11 @@ class ModelRunner:
         assert self._programs is not None
         program, head_params = self._programs.score, self._head_params
 
-        def score(hidden: np.ndarray, token_ids: np.ndarray) -> RunnerLogprobs:
-            return _to_host(program(head_params, hidden, token_ids), slice(None))
+        def score(hidden: np.ndarray, token_ids: np.ndarray, masks: np.ndarray) -> RunnerLogprobs:
+            return _to_host(program(head_params, hidden, token_ids, masks), slice(None))
 
-        return PendingScores(rows, forward.all_hidden, score, NUM_SCORED_ROWS)
+        words = mask_words(self._vocab_size)
+        return PendingScores(rows, forward.all_hidden, score, NUM_SCORED_ROWS, words)
 
     def close(self) -> None:
         """Release parameters, KV cache and compiled steps."""
@@ -282,6 +284,8 @@ class ModelRunner:
             # Queued behind the step, so that the tokens are here when somebody asks.
             for array in jax.tree.leaves((token_ids, logprobs, wanted)):
                 array.copy_to_host_async()
+        if scores is not None and masks is not None:
+            scores = dataclasses.replace(scores, masks=masks)
         return DeviceStep(token_ids, num_seqs, logprobs, wanted, scores)
 
 

@@ -111,7 +111,10 @@ def compile_programs(
         )
 
     def score(_: None) -> Score:
-        return compile_score(store, head, head_params, max_logprobs=MAX_LOGPROBS)
+        vocab_size = layout(table.buckets[0].num_seqs).vocab_size
+        return compile_score(
+            store, head, head_params, vocab_size=vocab_size, max_logprobs=MAX_LOGPROBS
+        )
 
     with concurrent.futures.ThreadPoolExecutor(_COMPILE_THREADS) as pool:
 
