@@ -298,7 +298,8 @@ class Engine:
             _keep_pooled(step.scheduled, result.hidden)
         updates = self.scheduler.update(step.scheduled, result)
         self._stats.on_step(step.scheduled, updates)
-        return self._outputs.process(updates, result.logprobs)
+        self._outputs.take_prompt_logprobs(result.prompt_logprobs)
+        return self._outputs.process(updates, result.logprobs, result.chosen_logprobs)
 
     def take_stats(self, *, step_seconds: float = 0.0) -> StepStats:
         """Return what happened since the last call (`step` does so itself)."""
