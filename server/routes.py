@@ -68,7 +68,7 @@ def make_routes(settings: ServerSettings) -> list[Route]:
                 summary="Tell whether the engine can serve.",
                 tag="operations",
                 media=None,
-                errors=(503,),
+                errors=(503, 429) if method == "POST" else (503,),
                 needs_key=path not in PROBES,
             )
             for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"))
@@ -117,7 +117,7 @@ def make_routes(settings: ServerSettings) -> list[Route]:
                 tag="development",
                 answer=answer_bodies.SuccessAnswer,
                 parameters=(_RESET_RUNNING,),
-                errors=(400, 503),
+                errors=(400, 429, 503),
             )
         )
     return routes
@@ -201,7 +201,7 @@ def _response_routes() -> list[Route]:
             tag="responses",
             answer=response_answers.ResponseAnswer,
             parameters=(_RESPONSE,),
-            errors=(400, 404),
+            errors=(400, 404, 429),
         ),
     ]
 

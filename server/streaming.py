@@ -4,7 +4,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import msgspec
@@ -69,20 +69,22 @@ async def send_events(
         with context.streams.take():
             first = await anext(chunks, ())
             response = web.StreamResponse(headers=_HEADERS)
-            await response.prepare(request)
             writer = _Writer(request, response, context.settings.write_timeout_seconds)
             groups = _with_keep_alive(chunks, context.settings.sse_keep_alive_seconds)
-            try:
-                await writer.write(_encode(first))
-                async with aclosing(groups):
-                    async for group in groups:
-                        await writer.write(_encode(group))
-            except ConnectionError:
-                raise  # the client is gone: nobody to tell
-            except Exception as error:
-                await writer.write(_encode([to_api_error(error).body()]))
-            await writer.write(end)
-            await response.write_eof()
+            # The client is gone: nobody to tell, and no fault of ours for aiohttp to log.
+            with suppress(ConnectionError):
+                await response.prepare(request)
+                try:
+                    await writer.write(_encode(first))
+                    async with aclosing(groups):
+                        async for group in groups:
+                            await writer.write(_encode(group))
+                except ConnectionError:
+                    raise
+                except Exception as error:
+                    await writer.write(_encode([to_api_error(error).body()]))
+                await writer.write(end)
+                await response.write_eof()
             return response
 
 

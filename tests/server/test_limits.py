@@ -21,6 +21,7 @@ from tests.server.serving import (
     with_server,
 )
 
+EMBEDDINGS, RESPONSES = "/v1/embeddings", "/v1/responses"
 PROMPT = {"prompt": "a", "max_tokens": 2}
 ASK = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 
@@ -34,6 +35,9 @@ ASK = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
         (COMPLETIONS, {**PROMPT, "prompt_logprobs": 3}, "prompt_logprobs", {"max_logprobs": 2}),
         (CHAT, {**ASK, "logprobs": True, "top_logprobs": 3}, "top_logprobs", {"max_logprobs": 2}),
         (COMPLETIONS, {**PROMPT, "prompt": ["a"] * 3}, "prompt", {"max_prompts": 2}),
+        (EMBEDDINGS, {"input": ["a"] * 3}, "input", {"max_prompts": 2}),
+        (RESPONSES, {"input": "a", "stop": ["a", "b"]}, "body.stop", {"max_stop_strings": 1}),
+        (RESPONSES, {"input": "a", "top_logprobs": 3}, "top_logprobs", {"max_logprobs": 2}),
     ],
 )
 def test_flags_bound_fields(path, fields, param, limits):
@@ -70,7 +74,12 @@ def test_streams_beyond_the_limit_are_429_until_one_ends():
     async def test(client: Client) -> list[tuple[int, str | None]]:
         first = await client.post(COMPLETIONS, json=long)
         answers = []
-        for path, body in ((COMPLETIONS, long), (CHAT, {**ASK, "stream": True})):
+        refused_ones = (
+            (COMPLETIONS, long),
+            (CHAT, {**ASK, "stream": True}),
+            (RESPONSES, {"input": "a", "stream": True}),
+        )
+        for path, body in refused_ones:
             async with client.post(path, json=body) as refused:
                 answers.append((refused.status, refused.headers.get("Retry-After")))
         async with client.post(COMPLETIONS, json=PROMPT) as whole:
@@ -82,7 +91,7 @@ def test_streams_beyond_the_limit_are_429_until_one_ends():
         return answers
 
     answers = with_server(test, engine, max_concurrent_streams=1)
-    assert answers == [(429, "1"), (429, "1"), (200, None), (200, None)]
+    assert answers == [(429, "1"), (429, "1"), (429, "1"), (200, None), (200, None)]
 
 
 def test_slots_come_back_whatever_happens():
@@ -127,6 +136,26 @@ def test_each_key_has_its_own_requests_per_minute():
     assert answers == [(200, "1"), (200, "0"), (429, "0"), (200, "1"), (401, None), (429, "0")]
 
 
+def test_every_post_counts_and_says_so_in_the_document():
+    async def test(client: Client) -> dict:
+        async with client.get("/openapi.json") as response:
+            paths = (await response.json())["paths"]
+        async with client.post(RESPONSES, json={"input": "a"}) as response:
+            assert response.status == 200
+        for path, operations in paths.items():
+            if "post" in operations:
+                async with client.post(path.replace("{id}", "x"), json={}) as response:
+                    assert response.status == 429, path
+        return paths
+
+    paths = with_server(test, max_requests_per_minute=1, dev_mode=True)
+    posts = [operations["post"] for operations in paths.values() if "post" in operations]
+    assert len(posts) == 9
+    for operation in posts:
+        assert "429" in operation["responses"]
+        assert ("408" in operation["responses"]) == ("requestBody" in operation)
+
+
 def test_a_body_that_does_not_arrive_is_408():
     async def test(client: Client) -> bytes:
         reader, writer = await asyncio.open_connection(client.host, client.port)
@@ -158,6 +187,7 @@ def test_a_client_that_reads_nothing_loses_its_connection(caplog):
 
     with_server(test, engine, write_timeout_seconds=0.2)
     assert "read nothing of its stream for 0.2 s" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_defaults_of_templates_leave_the_requests_fields_alone():

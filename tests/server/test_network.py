@@ -1,6 +1,7 @@
 """Browsers of other origins, request ids, a proxy's prefix, keep-alives, TLS and Unix sockets."""
 
 import asyncio
+import json
 import shutil
 import ssl
 import subprocess
@@ -133,6 +134,26 @@ def test_a_silent_stream_gets_comments_and_the_same_events():
     assert 1 <= comments <= 10
     events = events_of(raw.replace(b": keep-alive\n\n", b""))
     assert "".join(event["choices"][0]["text"] for event in events) == "Th"
+
+
+def test_comments_and_intervals_leave_a_responses_stream_what_it_is():
+    async def test(client: Client) -> bytes:
+        async with client.post("/v1/responses", json={"input": "a", "stream": True}) as response:
+            return await response.read()
+
+    plain = with_server(test).decode()
+    engine = FakeEngine(step_seconds=0.05)
+    raw = with_server(test, engine, sse_keep_alive_seconds=0.02, stream_interval=5).decode()
+    assert ": keep-alive\n\n" in raw
+    assert "[DONE]" not in raw
+    found = []
+    for stream in (plain, raw.replace(": keep-alive\n\n", "")):
+        blocks = stream.removesuffix("\n\n").split("\n\n")
+        events = [json.loads(block.partition("data: ")[2]) for block in blocks]
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        found.append([e["delta"] for e in events if e["type"] == "response.output_text.delta"])
+    assert "".join(found[0]) == "".join(found[1]) == "The answer is 42."
+    assert [len(delta) for delta in found[1]] == [1, 5, 5, 5, 1]
 
 
 def test_a_disconnect_during_silence_aborts():
