@@ -1,5 +1,6 @@
 """The model as pure functions of its parameters: `forward`, its head, and its structure."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -104,6 +105,18 @@ def abstract_model(
 
     graphdef, state = nnx.split(nnx.eval_shape(create))
     return graphdef, state
+
+
+def model_in_full(config: ModelConfig, *, dtype: str) -> DecoderLM:
+    """Return a model of abstract weights, none of which is in fewer bits yet.
+
+    Args:
+      config: shape of the model; its quantization is what may be made of the weights.
+      dtype: element type of the parameters.
+    """
+    model = nnx.merge(*abstract_model(dataclasses.replace(config, quantization=None), dtype=dtype))
+    model.config = config
+    return model
 
 
 def linear_layers(model: DecoderLM) -> list[Linear | ExpertLinear | Embed]:

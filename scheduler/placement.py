@@ -49,6 +49,7 @@ class Placement:
         split = split_of(config, model)
         if split.size == 1:
             return cls(split, None)
+        split.check_quantized_weights(config.quantization)
         mesh = tensor_parallel_mesh(split.size) if mesh is None else mesh
         logger.info(
             "Tensor parallelism over %d devices (%s), mesh %s: each has %d of %d query heads and "
