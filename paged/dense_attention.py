@@ -60,6 +60,9 @@ def dense_attention(
     if sinks is not None:
         total = total + jnp.exp(sink - maximum)
     mixed = jnp.einsum(
-        "BKGTS,BSKH->BTKGH", (weights / total).astype(v.dtype), v, preferred_element_type=jnp.float32
+        "BKGTS,BSKH->BTKGH",
+        (weights / total).astype(v.dtype),
+        v,
+        preferred_element_type=jnp.float32,
     )
     return mixed.reshape(q.shape).astype(q.dtype)
