@@ -1,7 +1,7 @@
 """`open_checkpoint`: from what a user calls a model to its files, wherever they are.
 
-A checkpoint is a Hugging Face directory, a GGUF file or what `paged convert` wrote; all are presented
-alike. Nothing but names and headers is read until it is asked for.
+A checkpoint is a Hugging Face directory, a GGUF file or what `paged convert` wrote; all are
+presented alike. Nothing but names and headers is read until it is asked for.
 """
 
 import contextlib
@@ -186,9 +186,9 @@ class SavedCheckpoint(DirectoryCheckpoint):
         self._about = about = read_json(path / SAVED_FILE)
         if about.get("format") != SAVED_FORMAT or about.get("dtype") not in DTYPES:
             raise CheckpointError(
-                f"{path / SAVED_FILE}: format={about.get('format')!r}, dtype={about.get('dtype')!r} "
-                f"is not what this version writes (format {SAVED_FORMAT}); run `paged convert` "
-                "again."
+                f"{path / SAVED_FILE}: format={about.get('format')!r} with dtype="
+                f"{about.get('dtype')!r} is not what this version reads (format {SAVED_FORMAT}); "
+                "run `paged convert` again."
             )
 
     @cached_property

@@ -1,4 +1,4 @@
-"""`ParamsLayout`: parameters from outside, checked and brought to where a running engine has them."""
+"""`ParamsLayout`: parameters from outside, checked and put where a running engine has them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +89,9 @@ class ParamsLayout:
 
 def _place(value: Any, sharding: jax.sharding.Sharding) -> Array:
     # Of an array of NumPy's, which its owner may write to, the CPU backend would keep a view.
-    return jax.device_put(value if isinstance(value, Array) else np.array(value), sharding)
+    own = value if isinstance(value, Array) else np.array(value)
+    placed: Array = jax.device_put(own, sharding)
+    return placed
 
 
 def _value(leaf: Any) -> Any:

@@ -76,12 +76,10 @@ def restore_params(
         _check(folder, stored, leaves, axes, kv_head_copies)
         # Copies of kv heads are made here, of few and small parameters that all devices read.
         wanted = {
-            name: jax.ShapeDtypeStruct(
+            name: _abstract(
                 stored[name].shape,
                 leaf.dtype,
-                sharding=sharding_of[name]
-                if axes[name] is None
-                else _everywhere(sharding_of[name]),
+                sharding_of[name] if axes[name] is None else _everywhere(sharding_of[name]),
             )
             for name, leaf in leaves.items()
         }
@@ -181,6 +179,10 @@ def _check(
 def _can_cast(stored: Any, wanted: Any) -> bool:
     floats = (np.dtype(jnp.bfloat16), np.dtype(np.float16), np.dtype(np.float32))
     return np.dtype(stored) == wanted or (np.dtype(stored) in floats and wanted in floats)
+
+
+def _abstract(shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
 def _head_axis(leaf: Any, copies: int) -> int | None:

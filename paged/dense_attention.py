@@ -4,6 +4,7 @@ For training and for log probabilities of whole texts. Scores of all pairs of po
 memory at once; loops of traced length, which `ragged_paged_attention` has, have no gradient.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -51,18 +52,13 @@ def dense_attention(
     age = jnp.arange(length)[:, None] - jnp.arange(length)[None]  # of a key, seen from a query
     is_visible = (age >= 0) & (age < (sliding_window or length))
     scores = jnp.where(is_visible[None, None, None], scores, _MASKED)
-    maximum = scores.max(axis=-1, keepdims=True)
-    if sinks is not None:
+    if sinks is None:
+        weights = jax.nn.softmax(scores, axis=-1)
+    else:
         sink = sinks.astype(jnp.float32).reshape(1, num_kv_heads, -1, 1, 1)
-        maximum = jnp.maximum(maximum, sink)
-    weights = jnp.exp(scores - maximum)
-    total = weights.sum(axis=-1, keepdims=True)
-    if sinks is not None:
-        total = total + jnp.exp(sink - maximum)
+        sink = jnp.broadcast_to(sink, (*scores.shape[:-1], 1))
+        weights = jax.nn.softmax(jnp.concatenate([scores, sink], axis=-1), axis=-1)[..., :-1]
     mixed = jnp.einsum(
-        "BKGTS,BSKH->BTKGH",
-        (weights / total).astype(v.dtype),
-        v,
-        preferred_element_type=jnp.float32,
+        "BKGTS,BSKH->BTKGH", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
     )
     return mixed.reshape(q.shape).astype(q.dtype)
