@@ -5,6 +5,7 @@ come back in one hand-over (docs/decisions/0008).
 """
 
 import asyncio
+import functools
 import logging
 import queue
 import threading
@@ -26,6 +27,7 @@ from paged.scheduler.mailbox import Mailbox
 from paged.scheduler.output import RequestOutput, StepStats
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import CacheMode, Request
+from paged.scheduler.weight_update import IN_FLIGHT, InFlight, WaitingUpdate
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class AsyncEngine:
         self._mailboxes: dict[str, Mailbox] = {}
         self._listeners: list[Callable[[StepStats], None]] = []
         self._answers: set[asyncio.Future[Any]] = set()
+        self._waiting_update: WaitingUpdate | None = None
         self._cache_events = CacheEventRelay(
             self._engine.scheduler.pool.events, on_engine=self._inbox.put, on_loop=self._call_loop
         )
@@ -174,6 +177,31 @@ class AsyncEngine:
         Raises: EngineDeadError.
         """
         await self._run_between_steps(self._engine.advance_weights_epoch)
+
+    async def update_params(self, params: Any, *, in_flight: InFlight = "keep") -> None:
+        """Compute with other parameters, from some step on; nothing is compiled.
+
+        Cached prefixes are forgotten.
+
+        Args:
+          params: see `LLM.update_params`.
+          in_flight: what becomes of unfinished requests, see `InFlight`.
+
+        Raises:
+          ValueError: if the parameters do not fit, and nothing has changed but what `in_flight`
+            says; or if `in_flight` is unknown, or "wait" while another update waits.
+          EngineDeadError: at any time.
+        """
+        if in_flight not in IN_FLIGHT:
+            raise ValueError(f"in_flight={in_flight!r} is unknown; choose {', '.join(IN_FLIGHT)}.")
+        self.check_health()
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answers.add(answer)
+        self._inbox.put(lambda: self._update(params, in_flight, answer))
+        try:
+            await answer
+        finally:
+            self._answers.discard(answer)
 
     async def generate(
         self,
@@ -342,6 +370,7 @@ class AsyncEngine:
                 if self._stopping:
                     return
                 if not self._engine.has_unfinished:
+                    self._apply_waiting_update()
                     continue
                 self._step_started = time.monotonic()
                 deltas, stats = self._engine.step_deltas()
@@ -358,7 +387,7 @@ class AsyncEngine:
 
     def _take_inbox(self) -> None:
         """Run the queued commands; wait for one if there is nothing else to do."""
-        if not self._engine.has_unfinished:
+        if not self._engine.has_unfinished and self._waiting_update is None:
             self._inbox.get()()
         while True:
             try:
@@ -368,6 +397,13 @@ class AsyncEngine:
             command()
 
     def _add(self, requests: Sequence[Request], prompt: str | None, stream: bool) -> None:
+        add = functools.partial(self._add_now, requests, prompt, stream)
+        if self._waiting_update is not None:
+            self._waiting_update.hold(requests[0].parent_id, add)
+        else:
+            add()
+
+    def _add_now(self, requests: Sequence[Request], prompt: str | None, stream: bool) -> None:
         try:
             self._engine.add_processed(requests, prompt, stream=stream)
         except ValueError as error:  # this request's fault alone: the others go on
@@ -380,7 +416,48 @@ class AsyncEngine:
         self._cache_events.hand_over()
         self._call_loop(lambda: None if answer.done() else answer.set_result(result))
 
+    def _update(self, params: Any, in_flight: InFlight, answer: asyncio.Future[None]) -> None:
+        if self._waiting_update is not None:
+            busy = ValueError("Another update_params(in_flight='wait') waits; await it first.")
+            self._resolve(answer, busy)
+            return
+
+        def apply() -> None:
+            refusal: ValueError | None = None
+            try:
+                self._engine.update_params(params)
+            except ValueError as error:  # before anything has changed
+                refusal = error
+            self._cache_events.hand_over()
+            self._resolve(answer, refusal)
+
+        if in_flight == "wait":
+            self._waiting_update = WaitingUpdate(apply)
+            return
+        if in_flight == "abort":
+            self._hand_over(self._engine.abort_all_deltas(), self._engine.take_stats())
+        apply()
+
+    def _apply_waiting_update(self) -> None:
+        """Change the parameters if that waited for the requests before it, which have ended."""
+        waiting, self._waiting_update = self._waiting_update, None
+        if waiting is not None:
+            waiting.apply()
+
+    def _resolve(self, answer: asyncio.Future[None], error: Exception | None) -> None:
+        def resolve() -> None:  # on the event loop
+            if answer.done():
+                return
+            if error is None:
+                answer.set_result(None)
+            else:
+                answer.set_exception(error)
+
+        self._call_loop(resolve)
+
     def _abort(self, request_id: str) -> None:
+        if self._waiting_update is not None:
+            self._waiting_update.let_go(request_id)
         deltas = self._engine.abort_deltas([request_id])
         if deltas:
             self._hand_over(deltas, self._engine.take_stats())

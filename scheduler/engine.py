@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -43,6 +43,10 @@ class Runner(Protocol):
 
     def execute(self, output: SchedulerOutput) -> PendingStep | MaskedStep[PendingStep]:
         """Start the step, or what can be started before its masks are known."""
+        ...
+
+    def update_params(self, params: Any) -> None:
+        """Compute with other parameters from the next step on; raises ValueError if they differ."""
         ...
 
     def close(self) -> None:
@@ -285,6 +289,23 @@ class Engine:
         self._drain()
         self.scheduler.advance_weights_epoch()
 
+    def update_params(self, params: Any) -> None:
+        """Compute with other parameters from now on; see `LLM.update_params`.
+
+        What has been computed with those before is forgotten. Unfinished requests keep their tokens
+        and go on.
+
+        Raises:
+          ValueError: if the parameters do not fit; nothing has changed then.
+        """
+        self._drain()
+        self.runner.update_params(params)
+        self.scheduler.advance_weights_epoch()
+
+    def abort_all_deltas(self) -> list[Delta]:
+        """End all user requests; see `abort_deltas`."""
+        return self.abort_deltas(self._outputs.parent_ids)
+
     def _drain(self) -> None:
         """Finish the step in flight; the next `step` returns its outputs."""
         if self._in_flight is not None:
@@ -307,7 +328,7 @@ class Engine:
 
     def close(self) -> None:
         """Abort everything and release the device's memory."""
-        self.abort_deltas(self._outputs.parent_ids)
+        self.abort_all_deltas()
         self._in_flight = None
         self.runner.close()
         if self.grammars is not None:

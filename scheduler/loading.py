@@ -29,7 +29,7 @@ from paged.models.forward import abstract_model
 from paged.models.linear_packing import pack_linear_layers
 from paged.models.programs import ProgramSource
 from paged.models.quantization import resolve_quantization
-from paged.models.weights import load_params, resolve_dtype
+from paged.models.weights import resolve_dtype
 from paged.scheduler.admission import InputProcessor
 from paged.scheduler.artifacts import agree_with_artifact, check_artifact_fits
 from paged.scheduler.backend_choice import choose_backends, kv_element_type
@@ -233,10 +233,9 @@ def _load_runner(
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         # Gigabytes of zeros on a CPU, written while the weights are read.
         allocating = pool.submit(placement.allocate_kv_cache, spec, num_blocks)
-        with _phase(phases, "load weights"), contextlib.closing(checkpoint.open_source()) as source:
-            params = load_params(
+        with _phase(phases, "load weights"):
+            params = checkpoint.load_params(
                 model,
-                source,
                 dtype=config.dtype,
                 quantization=config.quantization,
                 shardings=placement.param_shardings(config),
@@ -260,6 +259,7 @@ def _load_runner(
         vocab_size=model.vocab_size,
         num_groups=len(groups),
         block_mover=mover,
+        params_layout=placement.params_layout(config, graphdef),
     )
     table = make_bucket_table(config)
     logger.info("Compiling for %d shapes of a step.", len(table.buckets))
@@ -380,9 +380,7 @@ def resolve_config(
         max_num_batched_tokens=max_num_batched_tokens,
         long_prefill_token_threshold=threshold,
         dtype=dtype,
-        quantization=resolve_quantization(
-            config.quantization, None if model.quantization is None else model.quantization.method
-        ),
+        quantization=resolve_quantization(config.quantization, model.quantization_method),
         kv_cache_dtype=kv_cache_dtype,
         async_scheduling=(
             platform != "cpu" if config.async_scheduling is None else config.async_scheduling

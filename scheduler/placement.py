@@ -13,6 +13,7 @@ from paged.cache_groups import CacheGroup
 from paged.kv_cache import KVCache, KVCacheSpec, allocate_kv_cache
 from paged.models.config import ModelConfig
 from paged.models.forward import GraphDef, abstract_model
+from paged.models.params_layout import ParamsLayout
 from paged.models.programs import ProgramSource
 from paged.models.sharded_programs import ShardedPrograms
 from paged.models.tensor_parallel import TensorParallel
@@ -74,6 +75,21 @@ class Placement:
             return None
         return self.split.param_shardings(
             self.mesh, dtype=config.dtype, quantization=config.quantization
+        )
+
+    def params_layout(self, config: EngineConfig, graphdef: GraphDef) -> ParamsLayout:
+        """Return what brings parameters of a checkpoint's layout to the devices.
+
+        Args:
+          config: resolved settings.
+          graphdef: see `graphdef`.
+        """
+        return ParamsLayout(
+            graphdef,
+            self._abstract(self.split.config, config, None)[1],
+            shardings=self.param_shardings(config),
+            kv_head_copies=self.split.kv_head_copies,
+            is_packed=config.linear_backend == "native",
         )
 
     def abstract_params(self, config: EngineConfig) -> nnx.State[Any, Any]:

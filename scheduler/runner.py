@@ -14,6 +14,7 @@ from paged.models.batch import SampledTokens
 from paged.models.executables import ExecutableStore
 from paged.models.forward import split_head
 from paged.models.packing import BatchLayout
+from paged.models.params_layout import ParamsLayout
 from paged.models.programs import ProgramSource
 from paged.models.sampling import mask_words
 from paged.models.scoring import NUM_SCORED_ROWS
@@ -98,6 +99,7 @@ class ModelRunner:
       vocab_size: size of the logits.
       num_groups: cache groups of the model that `graphdef` was made for.
       block_mover: carries out what a step asks for beside the model; None if none ever does.
+      params_layout: brings other parameters into the form of `params`; None if none ever come.
     """
 
     def __init__(
@@ -111,11 +113,11 @@ class ModelRunner:
         vocab_size: int,
         num_groups: int = 1,
         block_mover: BlockMover | None = None,
+        params_layout: ParamsLayout | None = None,
     ) -> None:
         self._graphdef = graphdef
-        self._params = params
-        self._leaves = tuple(jax.tree.leaves(params))
-        self._head_params = split_head(graphdef, params)[1]
+        self._params_layout = params_layout
+        self._use(params)
         self._kv_cache = kv_cache
         # Like the token ids of the cache, on every device that it is split over.
         everywhere = kv_cache.token_ids.sharding
@@ -220,6 +222,26 @@ class ModelRunner:
 
         words = mask_words(self._vocab_size)
         return PendingScores(rows, forward.all_hidden, score, NUM_SCORED_ROWS, words)
+
+    def update_params(self, params: Any) -> None:
+        """Compute with other parameters from the next step on; nothing is compiled.
+
+        Args:
+          params: see `ParamsLayout.arrange`. Arrays that lie where they should are used as they
+            are: they must not be donated or deleted afterwards.
+
+        Raises:
+          ValueError: if they do not fit; those before are used on.
+          RuntimeError: if the runner has no `params_layout`, or is closed.
+        """
+        if self._params_layout is None or not self._leaves:
+            raise RuntimeError("Make the runner with a params_layout, and do not close it before.")
+        self._use(self._params_layout.arrange(params))
+
+    def _use(self, params: Any) -> None:
+        self._params = params
+        self._leaves = tuple(jax.tree.leaves(params))
+        self._head_params = split_head(self._graphdef, params)[1]
 
     def close(self) -> None:
         """Release parameters, KV cache and compiled steps."""

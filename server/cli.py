@@ -1,4 +1,4 @@
-"""The `paged` command: `serve`, `chat`, `generate`, `run-batch`, `compile`, `simulate` and more.
+"""The `paged` command: `serve`, `chat`, `generate`, `run-batch`, `compile`, `convert` and more.
 
 Parsing needs neither JAX nor aiohttp, so that `paged --help` answers at once; each command imports
 what it needs when it runs. The files `cli*.py` are the only ones that read the environment.
@@ -13,7 +13,11 @@ from collections.abc import Sequence
 from paged._version import __version__
 from paged.scheduler.buckets import FEW_SEQS
 from paged.server.cli_bench_options import add_bench_commands
-from paged.server.cli_engine_options import add_engine_options, add_native_cache_option
+from paged.server.cli_engine_options import (
+    add_convert_options,
+    add_engine_options,
+    add_native_cache_option,
+)
 from paged.server.cli_errors import UserError
 from paged.server.cli_network_options import (
     add_answer_options,
@@ -50,6 +54,7 @@ _COMMANDS = {
     "generate": "paged.server.cli_generate",
     "run-batch": "paged.server.cli_run_batch",
     "compile": "paged.server.cli_compile",
+    "convert": "paged.server.cli_convert",
     "simulate": "paged.server.cli_simulate",
     "bench": "paged.server.cli_bench",
     "build-native": "paged.server.cli_build_native",
@@ -136,6 +141,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--out", metavar="DIR", type=pathlib.Path, required=True, help="folder; new or empty"
     )
     add_engine_options(compile_command, log_level="info")
+
+    convert = _add_command(
+        commands, "convert", "write a checkpoint in the engine's own format, for a faster start"
+    )
+    add_convert_options(convert)
 
     simulate = commands.add_parser(
         "simulate",
