@@ -1,8 +1,7 @@
-"""Shapes of well-known models, so that a simulation needs no checkpoint, and their sizes."""
+"""Shapes of well-known models, so that a simulation or a plan needs no checkpoint."""
 
 import json
 import pathlib
-from dataclasses import dataclass
 
 from paged.models.config import ModelConfig
 
@@ -43,37 +42,6 @@ MODELS = {
         max_position_embeddings=8192, rms_norm_eps=1e-5, tie_word_embeddings=True,
     ),
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSize:
-    """Parameters of a model by what a step does with them.
-
-    Attributes:
-      layer_matmul: of the projections of all layers; each token meets each of them once.
-      head: of the projection to the vocabulary; each sampled row meets them.
-      total: all, embedding, norms and biases included; tied embeddings once.
-    """
-
-    layer_matmul: int
-    head: int
-    total: int
-
-
-def model_size(model: ModelConfig) -> ModelSize:
-    """Return the number of parameters of a decoder."""
-    hidden, mlp = model.hidden_size, model.intermediate_size
-    q_dim = model.num_q_heads * model.head_dim
-    kv_dim = model.num_kv_heads * model.head_dim
-    layer = hidden * (q_dim + 2 * kv_dim) + q_dim * hidden + 3 * hidden * mlp
-    small = (4 if model.norms == "around" else 2) * hidden
-    small += {"none": 0, "head": 2 * model.head_dim, "all": q_dim + kv_dim}[model.qk_norm]
-    small += (q_dim + 2 * kv_dim) * model.attention_bias + hidden * model.attention_output_bias
-    small += (2 * mlp + hidden) * model.mlp_bias
-    embedding = model.vocab_size * hidden
-    tables = embedding if model.tie_word_embeddings else 2 * embedding
-    total = model.num_layers * (layer + small) + hidden + tables
-    return ModelSize(model.num_layers * layer, embedding, total)
 
 
 def find_model(name: str) -> ModelConfig:
