@@ -51,7 +51,7 @@ def count_weight_bytes(model: ModelConfig, *, dtype: str, quantization: str | No
     found = dict.fromkeys(("layers", "experts", "head", "embedding"), 0)
     for path, leaf in nnx.to_flat_state(params):
         kind = _kind(path, is_tied=model.tie_word_embeddings)
-        times = counts[int(path[1])] if path[0] == "layers" else 1
+        times = counts[int(str(path[1]))] if path[0] == "layers" else 1
         found[kind] += times * math.prod(leaf.shape) * leaf.dtype.itemsize
     return WeightBytes(**found)
 

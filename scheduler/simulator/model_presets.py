@@ -1,8 +1,8 @@
 """Shapes of well-known models, so that a simulation or a plan needs no checkpoint."""
 
-import json
 import pathlib
 
+from paged.models.checkpoint import read_model_config
 from paged.models.config import ModelConfig
 
 
@@ -44,18 +44,22 @@ MODELS = {
 }  # fmt: skip
 
 
-def find_model(name: str) -> ModelConfig:
-    """Return a preset by name, or the model of a local `config.json` (or a folder with one).
+def find_model(name: str, *, revision: str | None = None, token: str | None = None) -> ModelConfig:
+    """Return a preset by name, or the shape of any other model; no weights are read.
 
-    Raises: ValueError if it is neither, with the names there are.
+    Args:
+      name: of a preset, or what `read_model_config` takes.
+      revision, token: for a model on the Hub.
+
+    Raises: ValueError if it is neither, with the names there are; CheckpointError and
+      UnsupportedModelError as `read_model_config`.
     """
     preset = MODELS.get(name.lower())
     if preset is not None:
         return preset
-    path = pathlib.Path(name)
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
+    if "/" not in name and not pathlib.Path(name).exists():
         raise ValueError(
-            f"model={name!r} is neither a file or folder nor one of {', '.join(MODELS)}."
+            f"model={name!r} is neither a file or folder nor one of {', '.join(MODELS)}; a model "
+            "on the Hugging Face Hub is organisation/name."
         )
-    return ModelConfig.from_hf(json.loads(path.read_text(encoding="utf-8")))
+    return read_model_config(name, revision=revision, token=token)
