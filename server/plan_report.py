@@ -90,7 +90,8 @@ def _details(plan: Plan, gpu_plan: GPUPlan) -> list[str]:
         return [
             *parts,
             f"Not one request of {plan.settings.workload.total_len:,} tokens fits on {where} of "
-            "these GPUs. Try --quantization int4, --kv-cache-dtype fp8, or shorter requests.",
+            "these GPUs: take larger ones, more of them (--tensor-parallel-size), fewer bits "
+            "(--quantization, --kv-cache-dtype) or shorter requests.",
         ]
     return [
         *parts,

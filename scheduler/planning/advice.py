@@ -39,12 +39,13 @@ def suggest(speed: Speed, *, kv_cache_dtype_is_open: bool) -> list[Suggestion]:
       speed: of the chosen fit.
       kv_cache_dtype_is_open: whether an fp8 cache may be suggested.
     """
+    step_tokens = _step_tokens(speed)
     found = [
         *_parallelism(speed.fit),
         *_quantization(speed.model, speed.fit),
         *_context(speed.model, speed.fit, speed.workload),
-        _sequences(speed),
-        _step_tokens(speed),
+        _sequences(speed, int(step_tokens.value)),
+        step_tokens,
         _block_size(speed.fit, speed.workload),
     ]
     return found + (_kv_cache_dtype(speed) if kv_cache_dtype_is_open else [])
@@ -93,16 +94,20 @@ def _context(model: ModelConfig, fit: Fit, workload: Workload) -> list[Suggestio
     return [Suggestion("--max-model-len", str(rounded), reason)]
 
 
-def _sequences(speed: Speed) -> Suggestion:
+def _sequences(speed: Speed, step_tokens: int) -> Suggestion:
     total, knee = speed.workload.total_len, speed.knee()
     held = speed.fit.requests(total)
     value, reason = held, f"the cache holds {held:,} requests of {total:,} tokens"
     if knee.arithmetic is not None and knee.arithmetic < held:
         value = knee.arithmetic
         reason = f"from {value:,} on arithmetic is the limit: more at once only wait for each other"
-    limit = StepLimits.of(speed.fit.config).max_num_batched_tokens
-    if value > limit:
-        value, reason = limit, f"a step has no more than {limit:,} tokens"
+    # More would take memory that is counted as cache: logits of every sequence.
+    planned = StepLimits.of(speed.fit.config).max_num_seqs
+    if value > planned:
+        value = planned
+        reason = f"planned for; the cache holds {held:,} requests, so try more with --max-num-seqs"
+    if value > step_tokens:
+        value, reason = step_tokens, f"a step has no more than {step_tokens:,} tokens"
     if value > _ROUND_SEQS_ABOVE:
         value = value // _ROUND_SEQS * _ROUND_SEQS
     return Suggestion("--max-num-seqs", str(value), reason)
