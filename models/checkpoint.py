@@ -295,6 +295,33 @@ def open_checkpoint(
     raise CheckpointError(f"{model} does not exist; pass {_ACCEPTED}.")
 
 
+def read_model_config(
+    model: str, *, revision: str | None = None, token: str | None = None
+) -> ModelConfig:
+    """Return the shape of a model without its weights.
+
+    Args:
+      model: a directory, a `config.json`, a GGUF file or a Hugging Face model id, of which only
+        config.json is fetched.
+      revision, token: as in `open_checkpoint`.
+
+    Raises:
+      CheckpointError: if there is no such model, or it cannot be fetched.
+      UnsupportedModelError: if it is not implemented.
+    """
+    path = Path(os.path.expanduser(model))
+    if path.is_file() and path.suffix == ".json":
+        return ModelConfig.from_hf(read_json(path))
+    if not path.exists() and _HUB_GGUF.fullmatch(model):
+        raise CheckpointError(
+            f"{model}: the shape of a GGUF file on the Hub is known only once all of it is here; "
+            "fetch it and pass its path, or name a repository that has a config.json."
+        )
+    if not path.exists() and path.suffix != ".gguf" and _HUB_ID.fullmatch(model):
+        return _open_directory(model, _fetch(model, ["config.json"], revision, token)).model_config
+    return open_checkpoint(model).model_config
+
+
 def _open_directory(model: str, path: Path) -> Checkpoint:
     if (path / SAVED_FILE).is_file():
         return SavedCheckpoint(model, path)

@@ -4,7 +4,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import logging
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 import jax
 
 from paged.backends import (
+    DeviceMemory,
     current_device,
     current_platform,
     device_memory,
@@ -25,10 +25,11 @@ from paged.models.checkpoint import Checkpoint, open_checkpoint
 from paged.models.compilation import make_cache_directory, no_persistent_cache, persistent_cache
 from paged.models.config import ModelConfig
 from paged.models.executables import ExecutableStore
-from paged.models.forward import abstract_model
 from paged.models.linear_packing import pack_linear_layers
 from paged.models.programs import ProgramSource
 from paged.models.quantization import resolve_quantization
+from paged.models.tensor_parallel import TensorParallel
+from paged.models.weight_bytes import count_weight_bytes
 from paged.models.weights import resolve_dtype
 from paged.scheduler.admission import InputProcessor
 from paged.scheduler.artifacts import agree_with_artifact, check_artifact_fits
@@ -407,26 +408,40 @@ def size_kv_cache(spec: KVCacheSpec, config: EngineConfig, placement: Placement)
         return config.num_gpu_blocks_override
     if config.kv_cache_memory_bytes is not None:
         return spec.blocks_that_fit(config.kv_cache_memory_bytes)
-    memory = placement.memory()
-    # The head's logits are gathered before they are sampled from: all are on every device.
-    widest = dataclasses.replace(part, vocab_size=placement.split.config.vocab_size)
-    budget = MemoryBudget(
-        total_bytes=memory.total_bytes,
-        free_bytes=memory.free_bytes,
-        weight_bytes=weight_bytes(config, part),
-        activation_bytes=activation_bytes(config, widest) + staging_bytes(config),
-        shared_with_host=current_platform() == "cpu",
-        num_devices=placement.split.size,
+    budget = memory_budget(
+        config, placement.split, placement.memory(), is_host=current_platform() == "cpu"
     )
     available = available_kv_bytes(budget, config.gpu_memory_utilization)
     logger.info("Available KV cache memory: %.2f GiB", available / GIB)
     return spec.blocks_that_fit(available)
 
 
+def memory_budget(
+    config: EngineConfig, split: TensorParallel, memory: DeviceMemory, *, is_host: bool
+) -> MemoryBudget:
+    """Return what each device has, and what weights and steps take of it.
+
+    Args:
+      config: resolved settings.
+      split: the model's parts.
+      memory: of each device.
+      is_host: the devices are the host's CPU.
+    """
+    # The head's logits are gathered before they are sampled from: all are on every device.
+    widest = dataclasses.replace(split.part, vocab_size=split.config.vocab_size)
+    return MemoryBudget(
+        total_bytes=memory.total_bytes,
+        free_bytes=memory.free_bytes,
+        weight_bytes=weight_bytes(config, split.part),
+        activation_bytes=activation_bytes(config, widest) + staging_bytes(config),
+        shared_with_host=is_host,
+        num_devices=split.size,
+    )
+
+
 def weight_bytes(config: EngineConfig, model: ModelConfig) -> int:
     """Return the bytes that the parameters of `model` will take."""
-    _, params = abstract_model(model, dtype=config.dtype, quantization=config.quantization)
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+    return count_weight_bytes(model, dtype=config.dtype, quantization=config.quantization).total
 
 
 def activation_bytes(config: EngineConfig, model: ModelConfig) -> int:
@@ -461,9 +476,13 @@ def staging_bytes(config: EngineConfig) -> int:
 def _default_limits(platform: str) -> tuple[int, int]:
     if platform == "cpu":
         return _CPU_LIMITS
-    is_large = device_memory().total_bytes >= _LARGE_GPU_BYTES
-    kind = current_device().device_kind.lower()
-    return _LARGE_GPU_LIMITS if is_large and "a100" not in kind else _SMALL_GPU_LIMITS
+    return gpu_limits(device_memory().total_bytes, current_device().device_kind)
+
+
+def gpu_limits(total_bytes: int, device_kind: str) -> tuple[int, int]:
+    """Return the default sequences and tokens of a step on a GPU, by its memory and its name."""
+    is_large = total_bytes >= _LARGE_GPU_BYTES and "a100" not in device_kind.lower()
+    return _LARGE_GPU_LIMITS if is_large else _SMALL_GPU_LIMITS
 
 
 def _cache_info(config: EngineConfig, num_blocks: int) -> dict[str, str]:

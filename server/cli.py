@@ -1,4 +1,4 @@
-"""The `paged` command: `serve`, `chat`, `generate`, `run-batch`, `compile`, `convert` and more.
+"""The `paged` command: `serve`, `chat`, `generate`, `run-batch`, `plan`, `simulate` and more.
 
 Parsing needs neither JAX nor aiohttp, so that `paged --help` answers at once; each command imports
 what it needs when it runs. The files `cli*.py` are the only ones that read the environment.
@@ -32,6 +32,7 @@ from paged.server.cli_options import (
     add_server_options,
     dashed,
 )
+from paged.server.cli_plan_options import add_plan_options
 from paged.server.cli_simulate_options import add_simulate_options
 
 _DESCRIPTION = """\
@@ -55,6 +56,7 @@ _COMMANDS = {
     "run-batch": "paged.server.cli_run_batch",
     "compile": "paged.server.cli_compile",
     "convert": "paged.server.cli_convert",
+    "plan": "paged.server.cli_plan",
     "simulate": "paged.server.cli_simulate",
     "bench": "paged.server.cli_bench",
     "build-native": "paged.server.cli_build_native",
@@ -146,6 +148,15 @@ def build_parser() -> argparse.ArgumentParser:
         commands, "convert", "write a checkpoint in the engine's own format, for a faster start"
     )
     add_convert_options(convert)
+    plan = commands.add_parser(
+        "plan",
+        help="say what a model needs of a GPU, how fast it should be, and which flags to use",
+        description="What fits on which GPU, and what to expect of it, from the model's config and "
+        "published figures; nothing is loaded and no GPU is needed.",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    add_plan_options(plan)
 
     simulate = commands.add_parser(
         "simulate",

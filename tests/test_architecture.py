@@ -27,6 +27,7 @@ LAZY_PACKAGES = {
 
 # The files of scheduler/ that meet the floors below; the rest is policy, in plain Python and numpy.
 REACHES_DOWN = {
+    "advice",  # asks ModelConfig for the longest context
     "admission",  # tokenizes bad words
     "artifacts",  # compares what programs were made for with what is here
     "async_engine",  # exposes the checkpoint and its tokenizer to the server
@@ -36,17 +37,21 @@ REACHES_DOWN = {
     "capacity",  # asks KVCacheSpec for bytes
     "exporting",  # traces the model for an absent GPU
     "engine",  # holds the tokenizer and the runner
+    "fit",  # asks for bytes of weights and of blocks
     "llm",  # exposes the tokenizer
     "loading",  # opens the checkpoint and builds everything
     "logprobs",  # asks the tokenizer for the text of tokens
     "model_presets",  # fills ModelConfig
+    "plan",  # asks what the model is, and how it can be split
     "roofline",  # asks KVCacheSpec and ModelConfig for sizes
     "row_table",  # asks for sampling parameters as the device reads them
     "offloading",  # makes what moves blocks on the device
     "placement",  # places parameters and cache on devices
     "output_processor",  # hands the tokenizer to what decodes
+    "speed",  # asks ModelConfig for the roofline
     "runner",  # calls the compiled steps
     "step_programs",  # compiles them
+    "workload",  # asks for the windows of layers
     "transfer",  # copies blocks of the cache
 }
 USES_JAX = {"exporting", "loading", "placement", "runner", "transfer"}
