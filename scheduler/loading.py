@@ -495,6 +495,8 @@ def _cache_info(config: EngineConfig, num_blocks: int) -> dict[str, str]:
         # Not kv_offloading_path: the metrics page may be open, and a path names users and machines.
         "kv_offloading_disk_size": str(config.kv_offloading_disk_size),
         "kv_offloading_size": str(config.kv_offloading_size),
+        "max_num_batched_tokens": str(config.max_num_batched_tokens),
+        "max_num_seqs": str(config.max_num_seqs),
         "num_gpu_blocks": str(num_blocks),
         "num_gpu_blocks_override": str(config.num_gpu_blocks_override),
         "prefix_cache_policy": config.prefix_cache_policy,

@@ -234,6 +234,7 @@ class StepStats:
       num_generation_tokens: tokens sampled in this step.
       prefix_queries, prefix_hits: tokens looked up and found on the device, at first admission
         only.
+      prefix_evicted: tokens of those not found that were cached before and evicted.
       external_prefix_queries: tokens looked up in the tiers below, 0 if there are none.
       external_prefix_hits: tokens found there, by medium ("host", "disk").
       num_discarded_tokens: computed tokens thrown away by preemptions in this step.
@@ -254,6 +255,7 @@ class StepStats:
     num_generation_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    prefix_evicted: int = 0
     external_prefix_queries: int = 0
     external_prefix_hits: Mapping[str, int] = field(default_factory=dict)
     num_discarded_tokens: int = 0

@@ -74,6 +74,7 @@ class StatsBuilder:
             num_generation_tokens=self._num_generated,
             prefix_queries=prefix.queries,
             prefix_hits=prefix.hits,
+            prefix_evicted=prefix.evicted,
             external_prefix_queries=prefix.external_queries,
             external_prefix_hits=prefix.external_hits,
             num_discarded_tokens=scheduler.take_num_discarded_tokens(),

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from paged._version import __version__
 from paged.scheduler.buckets import FEW_SEQS
 from paged.server.cli_bench_options import add_bench_commands
+from paged.server.cli_doctor_options import add_doctor_options
 from paged.server.cli_engine_options import (
     add_convert_options,
     add_engine_options,
@@ -58,6 +59,7 @@ _COMMANDS = {
     "convert": "paged.server.cli_convert",
     "plan": "paged.server.cli_plan",
     "simulate": "paged.server.cli_simulate",
+    "doctor": "paged.server.cli_doctor",
     "bench": "paged.server.cli_bench",
     "build-native": "paged.server.cli_build_native",
 }
@@ -176,6 +178,16 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_bench_commands(bench)
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="ask a running server what holds its requests back",
+        description="Read a server's metrics twice and say which resource is the bottleneck, on "
+        "what evidence, and which flag to turn; or show where two prompts stop sharing the cache.",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    add_doctor_options(doctor)
 
     build_native = commands.add_parser(
         "build-native",

@@ -92,6 +92,7 @@ class EngineMetrics:
         self._kv_cache_usage.set(stats.kv_cache_usage)
         self._prefix_queries.inc(stats.prefix_queries)
         self._prefix_hits.inc(stats.prefix_hits)
+        self._prefix_evicted.inc(stats.prefix_evicted)
         self._external_queries.inc(stats.external_prefix_queries)
         for medium, num_tokens in stats.external_prefix_hits.items():
             self._external_hits.inc(num_tokens)
@@ -161,6 +162,11 @@ class EngineMetrics:
         )
         self._prefix_hits = self._counter(
             "prefix_cache_hits", "Prompt tokens found in the prefix cache."
+        )
+        self._prefix_evicted = self._counter(
+            "prefix_cache_evicted_queries",
+            "Prompt tokens not found that had been cached and were evicted not long before.",
+            prefix="paged",
         )
         self._external_queries = self._counter(
             "external_prefix_cache_queries",
