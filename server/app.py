@@ -15,6 +15,7 @@ from yarl import URL
 from paged.server.auth import auth_middleware
 from paged.server.context import CONTEXT, make_context
 from paged.server.errors import error_middleware
+from paged.server.http_metrics import HttpMetrics, note_route
 from paged.server.log_stats import LogStats
 from paged.server.openapi import DOCUMENT, openapi_document
 from paged.server.routes import make_routes
@@ -43,7 +44,8 @@ def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> w
         ],
         client_max_size=settings.client_max_size,
     )
-    app[CONTEXT] = make_context(engine, settings)
+    context = app[CONTEXT] = make_context(engine, settings)
+    app.middlewares.insert(0, HttpMetrics(context.metrics.registry).middleware())
     routes = make_routes(settings)
     app.add_routes([route.definition() for route in routes])
     document = openapi_document(routes, with_keys=bool(settings.api_keys))
@@ -112,6 +114,7 @@ def slash_middleware() -> Middleware:
         request = request.clone(rel_url=url)
         match = await app.router.resolve(request)
         match.add_app(app)
+        note_route(request, match)
         request._match_info = match  # as aiohttp's own normalize_path_middleware does
         return await match.handler(request)
 
