@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from paged.scheduler.work import Work
+
 if TYPE_CHECKING:
     from paged.scheduler.request import Request
 
@@ -204,6 +206,7 @@ class FinishedRequestStats:
       num_cached_tokens: prompt tokens that it did not have to compute.
       request_id, index: of the user request that it is a sample of, and which.
       moments: from which the times above follow.
+      work: as in `Request`; grows until the step that has ended the sample is over.
     """
 
     finish_reason: str
@@ -220,7 +223,8 @@ class FinishedRequestStats:
     num_cached_tokens: int = 0
     request_id: str = ""
     index: int = 0
-    moments: Moments = Moments()
+    moments: Moments = field(default_factory=Moments)
+    work: Mapping[str, Work] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

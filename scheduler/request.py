@@ -11,6 +11,7 @@ import numpy as np
 from paged.scheduler.logit_edits import LogitEdits
 from paged.scheduler.output import FinishReason
 from paged.scheduler.params import SamplingParams
+from paged.scheduler.work import Work
 
 if TYPE_CHECKING:
     from paged.scheduler.structured.grammar_constraint import GrammarConstraint
@@ -87,6 +88,7 @@ class Request:
       num_in_flight: samples that the device has not returned yet.
       max_num_tokens: prompt plus output at which it ends, set by the scheduler.
       num_cached_tokens: prefix-cache hit of the first scheduling; -1 before it.
+      work: what the engine has measured of its work on it, by kind; empty unless asked for.
       restored_tokens: of that hit, the tokens that came from lower tiers, by medium.
       num_preemptions: times its blocks were taken away.
       finish_reason, stop_reason: set when it ends.
@@ -128,6 +130,7 @@ class Request:
     max_num_tokens: int = 0
     num_cached_tokens: int = -1
     restored_tokens: Mapping[str, int] = field(default_factory=dict)
+    work: dict[str, Work] = field(default_factory=dict)
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None

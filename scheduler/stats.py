@@ -66,6 +66,7 @@ class StatsBuilder:
                 moments=Moments(
                     request.arrival_time, request.queued_time, scheduled, first, last, now
                 ),
+                work=request.work,
             )
         )
 

@@ -15,7 +15,8 @@ from yarl import URL
 from paged.server.auth import auth_middleware
 from paged.server.context import CONTEXT, make_context
 from paged.server.errors import error_middleware
-from paged.server.http_metrics import HttpMetrics, note_route
+from paged.server.http_metrics import note_route
+from paged.server.instruments import install_instruments
 from paged.server.log_stats import LogStats
 from paged.server.openapi import DOCUMENT, openapi_document
 from paged.server.routes import make_routes
@@ -33,7 +34,7 @@ def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> w
     The engine is the caller's: it must be started before the first request and shut down after
     the application.
 
-    Raises: ValueError if the settings contradict the model.
+    Raises: ValueError if the settings contradict the model, or need what is not installed.
     """
     settings = settings or ServerSettings()
     app = web.Application(
@@ -44,8 +45,8 @@ def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> w
         ],
         client_max_size=settings.client_max_size,
     )
-    context = app[CONTEXT] = make_context(engine, settings)
-    app.middlewares.insert(0, HttpMetrics(context.metrics.registry).middleware())
+    app[CONTEXT] = make_context(engine, settings)
+    install_instruments(app)
     routes = make_routes(settings)
     app.add_routes([route.definition() for route in routes])
     document = openapi_document(routes, with_keys=bool(settings.api_keys))

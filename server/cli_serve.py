@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises: UserError for what the user can mend, before or after the model is loaded.
     """
-    set_up_logging(args.log_level)
+    set_up_logging(args.log_level, args.log_format)
     with user_errors():
         config, settings = engine_config(args), server_settings(args)
     if not settings.api_keys and args.host not in ("localhost", "127.0.0.1", "::1"):

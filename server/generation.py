@@ -1,7 +1,6 @@
 """One HTTP request's run through the engine: several prompts, one stream of outputs, one usage."""
 
 import asyncio
-import logging
 import time
 import uuid
 from collections import Counter
@@ -20,8 +19,7 @@ from paged.server.errors import ApiError
 from paged.server.handling import Handling
 from paged.server.prompts import Prompt
 from paged.server.protocol import GenerationRequest
-
-logger = logging.getLogger(__name__)
+from paged.server.request_log import log_request
 
 type Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 """Deltas of several prompts as they come: (index of the prompt, output)."""
@@ -111,7 +109,8 @@ class Generation:
     def __post_init__(self) -> None:
         self.usage = Usage(self.prompts)
         if self.context.settings.log_requests:
-            logger.info("Received request %s: params: %s.", self.response_id, self.params[0])
+            max_log_len = self.context.settings.observability.max_log_len
+            log_request(self.response_id, self.params[0], self.prompts, max_log_len)
 
     @property
     def num_samples(self) -> int:
@@ -206,7 +205,7 @@ class Generation:
         request_id = f"{self.response_id}-{index}-{uuid.uuid4().hex[:8]}"
         if params is None:
             return _nothing_generated(request_id, prompt, self.num_samples)
-        return self.context.engine.generate(
+        outputs = self.context.engine.generate(
             prompt.token_ids,
             params,
             request_id=request_id,
@@ -216,6 +215,7 @@ class Generation:
             priority=self.handling.priority,
             stream=bool(self.request.stream),
         )
+        return self.context.request_watch.follow(request_id, params, outputs)
 
 
 async def _merged(runs: Sequence[AsyncGenerator[RequestOutput]]) -> Outputs:

@@ -14,8 +14,8 @@ _COARSE_SECONDS = (0.1, 0.5, 1)
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 
-# What probes ask every few seconds would drown the rest.
-_NOT_COUNTED = frozenset({"/metrics", "/health", "/load", "/ping", "/version"})
+NOT_COUNTED = frozenset({"/metrics", "/health", "/load", "/ping", "/version"})
+"""Paths that are neither counted nor traced: probes would drown the rest."""
 
 # A list, because a request that is routed again is a copy, and both share the list.
 _ROUTED = web.RequestKey("routed", list[str])
@@ -25,7 +25,7 @@ class HttpMetrics:
     """Counts requests, their sizes and how long their answers took to the last byte.
 
     The labels are few, whatever clients send: paths are the templates of routes ("none" where
-    there is no such route), methods of other protocols than plain HTTP are "OTHER", statuses are 2xx and so
+    there is no such route), methods beyond those of RFC 9110 are "OTHER", statuses are 2xx and so
     on. A size is what the header Content-Length says, and 0 for streams.
 
     Args:
@@ -72,9 +72,9 @@ class HttpMetrics:
 
         @web.middleware
         async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if request.rel_url.raw_path in _NOT_COUNTED:
+            if request.rel_url.raw_path in NOT_COUNTED:
                 return await handler(request)
-            routed = request[_ROUTED] = []
+            request[_ROUTED] = []
             started = time.perf_counter()
             status, num_bytes = 500, 0
             try:
@@ -82,8 +82,8 @@ class HttpMetrics:
                 status, num_bytes = response.status, response.content_length or 0
                 return response
             finally:
-                name = routed[0] if routed else _template(request.match_info)
-                self._observe(request, name, status, num_bytes, time.perf_counter() - started)
+                seconds = time.perf_counter() - started
+                self._observe(request, route_of(request), status, num_bytes, seconds)
 
         return middleware
 
@@ -102,6 +102,12 @@ def note_route(request: web.Request, match: web.UrlMappingMatchInfo) -> None:
     """Let the metrics know the route of a request that was routed again, under another path."""
     if (routed := request.get(_ROUTED)) is not None:
         routed[:] = [_template(match)]
+
+
+def route_of(request: web.Request) -> str:
+    """Return the template of the route that answered a request, "none" if there is none."""
+    routed = request.get(_ROUTED)
+    return routed[0] if routed else _template(request.match_info)
 
 
 def _template(match: web.UrlMappingMatchInfo) -> str:

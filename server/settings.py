@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from paged.server.observability import ObservabilitySettings
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
@@ -27,6 +29,7 @@ class ServerSettings:
       log_requests: log id and parameters of each request (never its prompt).
       log_stats: log throughput and load every `log_stats_seconds`.
       log_stats_seconds: seconds between two such lines.
+      observability: traces, the log of requests, profiles.
     """
 
     served_model_names: tuple[str, ...] = ()
@@ -45,6 +48,7 @@ class ServerSettings:
     log_requests: bool = False
     log_stats: bool = True
     log_stats_seconds: float = 10.0
+    observability: ObservabilitySettings = field(default_factory=ObservabilitySettings)
 
     @property
     def salts_by_key(self) -> bool:
