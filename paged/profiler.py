@@ -56,7 +56,7 @@ class StepProfiler:
             if not self.is_running:
                 raise RuntimeError("No profile is being taken; start one first.")
             self.is_running = False
-            jax.profiler.stop_trace()
+            jax.profiler.stop_trace()  # type: ignore[no-untyped-call]
         logger.info("Wrote a profile to %s.", self._directory)
 
     def on_step(self) -> None:

@@ -60,6 +60,8 @@ class EngineMetrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._model_name = model_name
+        # Gauges are set from it when the page is asked for, not with every step.
+        self._last = StepStats(num_running=0, num_waiting=0, kv_cache_usage=0.0)
         labels = {"model_name": model_name, "engine": _ENGINE}
         self._prompts = PromptTokenMetrics(labels, self.registry)
         self._define_step_metrics()
@@ -99,11 +101,7 @@ class EngineMetrics:
 
     def observe(self, stats: StepStats) -> None:
         """Record one engine step."""
-        self._running.set(stats.num_running)
-        self._waiting.set(stats.num_waiting)
-        self._waiting_for_capacity.set(stats.num_waiting - stats.num_deferred)
-        self._deferred.set(stats.num_deferred)
-        self._kv_cache_usage.set(stats.kv_cache_usage)
+        self._last = stats
         self._generation_tokens.inc(stats.num_generation_tokens)
         if stats.num_tokens:
             self._step_tokens.observe(stats.num_tokens)
@@ -130,6 +128,12 @@ class EngineMetrics:
 
     def render(self) -> bytes:
         """Return the page in Prometheus' text format, version 0.0.4."""
+        last = self._last
+        self._running.set(last.num_running)
+        self._waiting.set(last.num_waiting)
+        self._waiting_for_capacity.set(last.num_waiting - last.num_deferred)
+        self._deferred.set(last.num_deferred)
+        self._kv_cache_usage.set(last.kv_cache_usage)
         return generate_latest(self.registry)
 
     def _count_lookups(self, stats: StepStats) -> None:

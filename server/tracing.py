@@ -129,7 +129,7 @@ class RequestTrace:
     ) -> None:
         self._tracer = tracing._tracer
         self._details = tracing._details
-        self._attributes = {
+        self._attributes: dict[str, str | float | None] = {
             "gen_ai.request.id": request_id,
             "gen_ai.response.model": tracing._model_name,
             "gen_ai.request.temperature": params.temperature,
@@ -169,7 +169,7 @@ class RequestTrace:
         has_siblings: bool,
     ) -> None:
         moments = sample.moments
-        spans = [
+        spans: list[tuple[str, float, float, dict[str, float]]] = [
             ("queue", moments.queued, moments.scheduled, {}),
             ("prefill", moments.scheduled, moments.first_token, {}),
             ("decode", moments.first_token, moments.last_token, {}),

@@ -68,6 +68,8 @@ class FakeEngine:
       fail_after: number of tokens after which `generate` raises EngineDeadError.
       health: raised by `check_health`.
       seen, aborted, drained, resets: what the server did; of a reset whether it was to preempt.
+      profiles: what was asked of the profiler: (folder, steps) or "stopped".
+      measures_work: whether that was asked for.
     """
 
     answer: str | Callable[[int], str] = "The answer is 42."
