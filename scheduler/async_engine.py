@@ -21,7 +21,7 @@ from paged.scheduler.cache_events import CacheEvent
 from paged.scheduler.config import EngineConfig, StepLimits
 from paged.scheduler.deltas import Delta, join
 from paged.scheduler.engine import Engine
-from paged.scheduler.errors import EngineDeadError, QueueFullError
+from paged.scheduler.errors import EngineDeadError, QueueFullError, SlowConsumerError
 from paged.scheduler.loading import LoadedEngine, load_engine
 from paged.scheduler.mailbox import Mailbox
 from paged.scheduler.output import RequestOutput, StepStats
@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 # A step of a large model on a slow CPU may take tens of seconds; one that takes longer is stuck.
 _STALL_SECONDS = 300.0
 
+# Tokens: what a socket holds before a slow reader is felt here is several thousand more.
+_MAX_BACKLOG = 8192
+
 
 class AsyncEngine:
     """Serves many concurrent callers from one engine thread.
@@ -41,12 +44,20 @@ class AsyncEngine:
     Args:
       loaded: an engine and what it was loaded from.
       stall_seconds: time without progress after which `check_health` gives the engine up.
+      max_backlog: most deltas that wait for a consumer; a request with more is ended.
     """
 
-    def __init__(self, loaded: LoadedEngine, *, stall_seconds: float = _STALL_SECONDS) -> None:
+    def __init__(
+        self,
+        loaded: LoadedEngine,
+        *,
+        stall_seconds: float = _STALL_SECONDS,
+        max_backlog: int = _MAX_BACKLOG,
+    ) -> None:
         self._loaded = loaded
         self._engine: Engine = loaded.engine
         self._stall_seconds = stall_seconds
+        self._max_backlog = max_backlog
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._mailboxes: dict[str, Mailbox] = {}
@@ -219,6 +230,7 @@ class AsyncEngine:
         Raises:
           ParameterError: before the first item, for what cannot be served.
           QueueFullError: before the first item, when too many requests wait, or grammars.
+          SlowConsumerError: at any time, if the caller takes what has come too slowly.
           EngineDeadError: at any time.
         """
         self._check_accepting(params.n)
@@ -414,9 +426,22 @@ class AsyncEngine:
             mailbox = mailboxes.get(delta.parent.request_id)
             if mailbox is not None:
                 mailbox.deltas.append(delta)
+                if len(mailbox.deltas) > self._max_backlog:
+                    self._give_up(delta.parent.request_id, mailbox)
                 mailbox.wake()
         for listener in self._listeners:
             listener(stats)
+
+    def _give_up(self, request_id: str, mailbox: Mailbox) -> None:
+        """End a request whose consumer is too far behind, and forget what it has not taken."""
+        error = SlowConsumerError(
+            f"The client was more than {self._max_backlog} tokens behind and its request was ended."
+        )
+        if mailbox.error is None:
+            logger.warning("Request %s: %s", request_id, error)
+            mailbox.error = error
+            self.abort(request_id)
+        mailbox.deltas.clear()
 
     def _refuse(self, request_id: str, error: Exception) -> None:
         """Let a consumer know that its request was not queued (on the event loop)."""

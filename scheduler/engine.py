@@ -303,10 +303,11 @@ class Engine:
             _keep_pooled(step.scheduled, result.hidden)
         updates = self.scheduler.update(step.scheduled, result)
         self._stats.on_step(step.scheduled, updates)
+        self._outputs.take_prompt_logprobs(result.prompt_logprobs)
         return self._timed(
             "detokenize",
             lambda: updates.requests,
-            lambda: self._outputs.process(updates, result.logprobs),
+            lambda: self._outputs.process(updates, result.logprobs, result.chosen_logprobs),
         )
 
     def measure_work(self) -> None:

@@ -288,6 +288,7 @@ class _Joiner:
             outputs=outputs,
             finished=self._last.finished,
             num_cached_tokens=self._last.num_cached_tokens,
+            prompt_logprobs=self._last.prompt_logprobs,
         )
 
 

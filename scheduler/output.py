@@ -20,6 +20,7 @@ class FinishReason(Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    REPETITION = "repetition"
 
 
 class ScheduledRequest(NamedTuple):
@@ -56,6 +57,7 @@ class SchedulerOutput:
       restores: staged contents from lower tiers, opaque to the scheduler.
       saves: (block id, key) of evicted blocks that a lower tier keeps.
       block_copies: (source, destination) block ids; all are read before any is written.
+      scores_prompts: some request wants the log probabilities of its prompt's tokens.
     """
 
     scheduled: Sequence[ScheduledRequest]
@@ -64,6 +66,7 @@ class SchedulerOutput:
     restores: tuple[object, ...] = ()
     saves: tuple[tuple[int, bytes], ...] = ()
     block_copies: tuple[tuple[int, int], ...] = ()
+    scores_prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +78,15 @@ class ModelRunnerOutput:
       logprobs: None unless a row asked for log probabilities.
       hidden: final hidden states where rows end, float32 `[num_scheduled, hidden_size]`; None
         unless a row that samples wants its own (`SamplingParams.is_pooled`).
+      prompt_logprobs: of requests that asked for those of their prompt's tokens.
+      chosen_logprobs: by row, those of the request's `logprob_token_ids`, in their order.
     """
 
     token_ids: np.ndarray
     logprobs: "RunnerLogprobs | None" = None
     hidden: np.ndarray | None = None
+    prompt_logprobs: "tuple[PromptLogprobs, ...]" = ()
+    chosen_logprobs: "Mapping[int, RunnerLogprobs]" = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,21 @@ class RunnerLogprobs:
     ranks: np.ndarray
     top_ids: np.ndarray
     top: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log probabilities of a part of a prompt.
+
+    Attributes:
+      request_id: whose prompt it is.
+      start: position of the first token; never 0, as nothing comes before that.
+      logprobs: row i is of the token at `start + i`.
+    """
+
+    request_id: str
+    start: int
+    logprobs: RunnerLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +152,7 @@ class CompletionOutput:
       text: decoded text (new text in a delta).
       token_ids: generated ids (new ids in a delta).
       logprobs: per token, if asked for.
-      finish_reason: "stop", "length", "abort", "error", or None while running.
+      finish_reason: "stop", "length", "abort", "error", "repetition", or None while running.
       stop_reason: the stop string or stop token id that ended it, if any.
       cumulative_logprob: sum of the sampled tokens' log probabilities, if asked for.
     """
@@ -157,6 +179,7 @@ class RequestOutput:
       num_cached_tokens: prompt tokens taken from the prefix cache at first scheduling, by the
         sample that was the first to run: the later ones of n find what this one has computed.
       pooled: float32 `[hidden_size]`, with the last output of a request for a vector.
+      prompt_logprobs: one entry per prompt token, None for the first; None unless asked for.
     """
 
     request_id: str
@@ -166,6 +189,7 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int = 0
     pooled: np.ndarray | None = None
+    prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
 
 
 class Moments(NamedTuple):
@@ -193,7 +217,7 @@ class FinishedRequestStats:
     """Times and sizes of a finished sample, for histograms and traces; times in seconds.
 
     Attributes:
-      finish_reason: "stop", "length", "abort" or "error".
+      finish_reason: "stop", "length", "abort", "error" or "repetition".
       num_prompt_tokens, num_generation_tokens: lengths.
       max_tokens: the request's limit, None if it had none.
       n: samples of the request it belongs to.

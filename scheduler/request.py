@@ -164,6 +164,11 @@ class Request:
         return self.num_prompt_tokens + len(self.output_token_ids)
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether the steps that compute its prompt have to score the prompt's tokens, too."""
+        return self.params.prompt_logprobs is not None and not self.output_token_ids
+
+    @property
     def is_finished(self) -> bool:
         """Whether it has ended."""
         return self.status is RequestStatus.FINISHED

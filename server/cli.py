@@ -15,6 +15,11 @@ from paged.scheduler.buckets import FEW_SEQS
 from paged.server.cli_bench_options import add_bench_commands
 from paged.server.cli_engine_options import add_engine_options, add_native_cache_option
 from paged.server.cli_errors import UserError
+from paged.server.cli_network_options import (
+    add_answer_options,
+    add_limit_options,
+    add_network_options,
+)
 from paged.server.cli_observability_options import add_observability_options
 from paged.server.cli_options import (
     HelpFormatter,
@@ -86,6 +91,9 @@ def build_parser() -> argparse.ArgumentParser:
     serve = _add_command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API")
     add_server_options(serve)
     add_observability_options(serve)
+    add_network_options(serve)
+    add_limit_options(serve)
+    add_answer_options(serve)
     add_engine_options(serve, log_level="info")
 
     chat = _add_command(commands, "chat", "chat with a model in the terminal")

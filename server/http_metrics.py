@@ -15,7 +15,7 @@ _COARSE_SECONDS = (0.1, 0.5, 1)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 
 NOT_COUNTED = frozenset({"/metrics", "/health", "/load", "/ping", "/version"})
-"""Paths that are neither counted nor traced: probes would drown the rest."""
+"""Routes that are neither counted nor traced: probes would drown the rest."""
 
 # A list, because a request that is routed again is a copy, and both share the list.
 _ROUTED = web.RequestKey("routed", list[str])
@@ -72,8 +72,6 @@ class HttpMetrics:
 
         @web.middleware
         async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if request.rel_url.raw_path in NOT_COUNTED:
-                return await handler(request)
             request[_ROUTED] = []
             started = time.perf_counter()
             status, num_bytes = 500, 0
@@ -82,8 +80,9 @@ class HttpMetrics:
                 status, num_bytes = response.status, response.content_length or 0
                 return response
             finally:
-                seconds = time.perf_counter() - started
-                self._observe(request, route_of(request), status, num_bytes, seconds)
+                if (name := route_of(request)) not in NOT_COUNTED:
+                    seconds = time.perf_counter() - started
+                    self._observe(request, name, status, num_bytes, seconds)
 
         return middleware
 

@@ -17,7 +17,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from paged.scheduler.output import FinishedRequestStats, StepStats
+from paged.scheduler.output import FinishedRequestStats, FinishReason, StepStats
 from paged.server.batch_histogram import BatchHistogram
 from paged.server.prompt_metrics import PromptTokenMetrics
 
@@ -39,7 +39,7 @@ _REQUEST_SECONDS = (
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _SAMPLES = (1, 2, 5, 10, 20)
 _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
-_FINISH_REASONS = ("stop", "length", "abort", "error")
+_FINISH_REASONS = tuple(reason.value for reason in FinishReason)
 _MEDIA = ("host", "disk")
 
 

@@ -19,8 +19,9 @@ from paged.server.metrics import CONTENT_TYPE
 from paged.server.route import JSON, Parameter, Route
 from paged.server.settings import ServerSettings
 
-_BODY = (400, 413)
-_GENERATION = (*_BODY, 404, 429, 503)
+# 429 where keys are held to so many requests per minute, which counts everything that is posted.
+_BODY = (400, 408, 413, 429)
+_GENERATION = (*_BODY, 404, 503)
 _MODEL = Parameter(
     name="model", place="path", schema={"type": "string", "minLength": 1}, description="A name."
 )

@@ -12,6 +12,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 
+import hypothesis
 import jax
 import pytest
 
@@ -20,6 +21,12 @@ from paged.native.library import load_library
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# How long an example takes is a fact about the machine and what else it does, not about the code.
+hypothesis.settings.register_profile(
+    "paged", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("paged")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,11 +69,18 @@ def demo_model_path() -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def native(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The native CPU kernels, built in a folder of the test run and loaded."""
+def folder_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A temporary folder that all worker processes of a test run (`-n`) share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def native(folder_of_the_run: pathlib.Path) -> None:
+    """The native CPU kernels, built once in a folder of the test run and loaded."""
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("missing tool: g++")
-    assert load_library(tmp_path_factory.mktemp("native")) is None
+    assert load_library(folder_of_the_run / "native") is None
 
 
 def _fail_if_tool_is_missing(report: pytest.TestReport | pytest.CollectReport) -> None:

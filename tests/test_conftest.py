@@ -34,14 +34,16 @@ def test_device():
 MODULE = "import pytest\npytest.importorskip('no_such_module', reason='missing tool: it')"
 
 
+FAILS = {"1 passed", "1 failed", "1 skipped", "2 errors"}
+
+
 @pytest.mark.parametrize(
-    ("ci", "expected"),
-    [
-        (None, {"1 passed", "4 skipped"}),
-        ("true", {"1 passed", "1 failed", "1 skipped", "2 errors"}),
-    ],
+    ("ci", "workers", "expected"),
+    [(None, 0, {"1 passed", "4 skipped"}), ("true", 0, FAILS), ("true", 1, FAILS)],
 )
-def test_missing_tool_fails_only_in_ci(ci: str | None, expected: set[str], tmp_path: pathlib.Path):
+def test_missing_tool_fails_only_in_ci(
+    ci: str | None, workers: int, expected: set[str], tmp_path: pathlib.Path
+):
     shutil.copy(TESTS / "conftest.py", tmp_path)
     (tmp_path / "test_skips.py").write_text(SKIPS)
     (tmp_path / "test_module.py").write_text(MODULE)
@@ -50,7 +52,7 @@ def test_missing_tool_fails_only_in_ci(ci: str | None, expected: set[str], tmp_p
     env["PYTHONPATH"] = str(TESTS.parent)  # conftest.py imports paged
     # --rootdir: no pyproject.toml of the folders above applies.
     flags = ["-q", "--color=no", "--continue-on-collection-errors", f"--rootdir={tmp_path}"]
-    plugins = ["-p", "no:asyncio", "-p", "no:aiohttp", "-p", "no:cacheprovider"]
+    plugins = ["-p", "no:asyncio", "-p", "no:aiohttp", "-p", "no:cacheprovider", f"-n{workers}"]
     command = [sys.executable, "-m", "pytest", *flags, *plugins, "-c", os.devnull, str(tmp_path)]
     done = subprocess.run(
         command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False

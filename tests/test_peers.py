@@ -213,7 +213,7 @@ def test_processes_of_a_session_are_paused_and_go_on(tmp_path):
             time.sleep(0.01)
         with paused({process.pid}):
             assert not grows()
-        assert grows()
+        assert any(grows() for _ in range(20))
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

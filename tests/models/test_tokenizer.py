@@ -122,16 +122,22 @@ def test_long_texts_have_the_ids_of_a_single_encoding(
 
 def test_encoding_a_long_text_lets_other_threads_run(smollm: Tokenizer):
     text = "hello world foo bar " * 50_000
-    ticks = []
-    with ThreadPoolExecutor(1) as pool:
-        started = time.perf_counter()
-        encoding = pool.submit(smollm.encode, text)
-        while not encoding.done():
-            ticks.append(time.perf_counter())
-            time.sleep(0.001)
-        total = time.perf_counter() - started
-    gaps = [later - earlier for earlier, later in itertools.pairwise([started, *ticks])]
-    assert max(gaps) < 0.7 * total
+
+    def longest_gap() -> float:
+        """How long this thread was stuck, as a share of the time that encoding took."""
+        ticks = []
+        with ThreadPoolExecutor(1) as pool:
+            started = time.perf_counter()
+            encoding = pool.submit(smollm.encode, text)
+            while not encoding.done():
+                ticks.append(time.perf_counter())
+                time.sleep(0.001)
+            total = time.perf_counter() - started
+        gaps = (later - earlier for earlier, later in itertools.pairwise([started, *ticks]))
+        return max(gaps) / total
+
+    # A busy machine may hold up this thread once; a lock does so every time.
+    assert any(longest_gap() < 0.7 for _ in range(5))
 
 
 def test_part_of_a_character_is_shown_as_such(smollm: Tokenizer):

@@ -282,7 +282,7 @@ def test_interruption_prints_what_there_is(server, tmp_path):
                 assert got, shown
                 shown += got
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=60)
         finally:
             process.kill()
     assert process.returncode == 130

@@ -205,7 +205,7 @@ def test_interrupted_answer_ends_in_the_server_and_the_conversation_goes_on(tmp_
                 read_until(b"]", chat.stdout)
                 wait_until_idle(running)
                 chat.stdin.close()
-                assert chat.wait(timeout=20) == 0
+                assert chat.wait(timeout=60) == 0
                 assert chat.stdout.read() == b"\n> \n"
                 assert chat.stderr.read() == b""
             finally:

@@ -192,7 +192,7 @@ def test_signal_while_loading_does_not_wait_for_the_model(command, number):
         try:
             assert process.stdout.readline() == "loading\n"
             process.send_signal(number)
-            assert process.wait(timeout=10) == 130
+            assert process.wait(timeout=60) == 130
             assert process.stderr.read().splitlines()[-1] == "paged: stopped while loading"
         finally:
             process.kill()
