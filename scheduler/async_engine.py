@@ -16,6 +16,7 @@ from typing import Any
 
 from paged.models.checkpoint import Checkpoint
 from paged.models.tokenizer import Tokenizer
+from paged.profiler import StepProfiler
 from paged.scheduler.cache_event_relay import CacheEventRelay
 from paged.scheduler.cache_events import CacheEvent
 from paged.scheduler.config import EngineConfig, StepLimits
@@ -27,6 +28,7 @@ from paged.scheduler.mailbox import Mailbox
 from paged.scheduler.output import RequestOutput, StepStats
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import CacheMode, Request
+from paged.scheduler.startup import Phase
 from paged.scheduler.weight_update import IN_FLIGHT, InFlight, WaitingUpdate
 
 logger = logging.getLogger(__name__)
@@ -67,6 +69,7 @@ class AsyncEngine:
         self._cache_events = CacheEventRelay(
             self._engine.scheduler.pool.events, on_engine=self._inbox.put, on_loop=self._call_loop
         )
+        self._profiler = StepProfiler()
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._draining = False
@@ -126,6 +129,11 @@ class AsyncEngine:
     def cache_info(self) -> Mapping[str, str]:
         """Settings of the KV cache as text, for a metric's labels."""
         return self._loaded.cache_info
+
+    @property
+    def startup_phases(self) -> Sequence[Phase]:
+        """How long each phase of loading took."""
+        return self._loaded.startup_phases
 
     @property
     def num_unfinished(self) -> int:
@@ -202,6 +210,21 @@ class AsyncEngine:
             await answer
         finally:
             self._answers.discard(answer)
+
+    async def measure_work(self) -> None:
+        """From now on note, for every request, the time of work that it took part in.
+
+        Raises: EngineDeadError.
+        """
+        await self._run_between_steps(self._engine.measure_work)
+
+    async def start_profile(self, directory: str, num_steps: int | None = None) -> None:
+        """Start a trace of this process by JAX's profiler; see `StepProfiler.start`."""
+        await asyncio.to_thread(self._profiler.start, directory, num_steps)
+
+    async def stop_profile(self) -> None:
+        """Stop the trace and wait until it is written; see `StepProfiler.stop`."""
+        await asyncio.to_thread(self._profiler.stop)
 
     async def generate(
         self,
@@ -375,6 +398,8 @@ class AsyncEngine:
                 self._step_started = time.monotonic()
                 deltas, stats = self._engine.step_deltas()
                 self._step_started = None
+                if self._profiler.is_running:
+                    self._profiler.on_step()
                 self._cache_events.hand_over()
                 self._hand_over(deltas, stats)
         except BaseException as error:  # anything at all: no request may wait forever

@@ -25,6 +25,7 @@ from paged.scheduler.stats import StatsBuilder
 from paged.scheduler.structured.compiler import Grammar, GrammarCompiler
 from paged.scheduler.structured.grammar_constraint import MaskFiller
 from paged.scheduler.structured.masked_step import MaskedStep
+from paged.scheduler.work import time_work
 
 # How long an engine with nothing else to do waits for a load before it looks for new requests.
 _TIER_WAIT_SECONDS = 0.005
@@ -120,6 +121,7 @@ class Engine:
         self._tiers = tiers
         self._in_flight: _InFlight | None = None
         self._early_deltas: list[Delta] = []
+        self._measures_work = False
 
     @property
     def has_unfinished(self) -> bool:
@@ -314,13 +316,32 @@ class Engine:
 
     def _collect(self, step: "_InFlight") -> list[Delta]:
         """Wait for a dispatched step and return the deltas of its samples."""
-        result = step.pending.result()
+        rows = step.scheduled.scheduled
+        result = self._timed(
+            "host_copies", lambda: [row.request for row in rows], step.pending.result
+        )
         if result.hidden is not None:
             _keep_pooled(step.scheduled, result.hidden)
         updates = self.scheduler.update(step.scheduled, result)
         self._stats.on_step(step.scheduled, updates)
         self._outputs.take_prompt_logprobs(result.prompt_logprobs)
-        return self._outputs.process(updates, result.logprobs, result.chosen_logprobs)
+        return self._timed(
+            "detokenize",
+            lambda: updates.requests,
+            lambda: self._outputs.process(updates, result.logprobs, result.chosen_logprobs),
+        )
+
+    def measure_work(self) -> None:
+        """From now on note, for every request, the time of work that it took part in."""
+        self._measures_work = True
+
+    def _timed[T](
+        self, kind: str, requests: Callable[[], Iterable[Request]], function: Callable[[], T]
+    ) -> T:
+        """Call a function; note its time for these requests if work is measured."""
+        if not self._measures_work:
+            return function()
+        return time_work(kind, requests, self._clock, function)
 
     def take_stats(self, *, step_seconds: float = 0.0) -> StepStats:
         """Return what happened since the last call (`step` does so itself)."""

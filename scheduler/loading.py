@@ -1,11 +1,9 @@
 """`load_engine`: from a model's name and settings to an engine whose steps are all compiled."""
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import logging
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -51,6 +49,7 @@ from paged.scheduler.placement import Placement, split_of
 from paged.scheduler.prefix_cache import PrefixHasher
 from paged.scheduler.runner import ModelRunner
 from paged.scheduler.scheduler import Scheduler
+from paged.scheduler.startup import Phase, StartupPhases
 from paged.scheduler.structured.compiler import GrammarCompiler
 from paged.scheduler.tiers.manager import MAX_INFLIGHT_BYTES, TierManager
 
@@ -76,7 +75,7 @@ class LoadedEngine:
       config: settings with every default resolved.
       max_model_len: longest prompt plus output, tokens.
       cache_info: settings of the KV cache as text.
-      startup_seconds: wall time of each phase of loading, in order.
+      startup_phases: of loading, in order.
     """
 
     engine: Engine
@@ -84,7 +83,7 @@ class LoadedEngine:
     config: EngineConfig
     max_model_len: int
     cache_info: Mapping[str, str]
-    startup_seconds: Mapping[str, float]
+    startup_phases: Sequence[Phase] = ()
 
 
 def load_engine(
@@ -111,10 +110,10 @@ def load_engine(
       CapacityError: the KV cache would be too small for one request.
       ValueError: a setting contradicts the model.
     """
-    phases: dict[str, float] = {}
+    phases = StartupPhases()
     # First of all: it takes no time, and would otherwise be found out after the weights.
     make_cache_directory(config.compilation_cache_dir)
-    with _phase(phases, "open checkpoint"):
+    with phases.phase("open checkpoint"):
         checkpoint = open_checkpoint(
             model, revision=revision, token=token, cache_dir=models_cache_dir
         )
@@ -157,11 +156,7 @@ def load_engine(
     runner, tiers = _load_runner(
         checkpoint, config, placement, spec, num_blocks, groups, phases, progress=progress
     )
-    logger.info(
-        "Ready in %.1f s: %s.",
-        sum(phases.values()),
-        ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items()),
-    )
+    logger.info("%s", phases.table())
     engine = Engine(
         scheduler=_make_scheduler(config, num_blocks, windows, hasher, tiers),
         runner=runner,
@@ -183,7 +178,7 @@ def load_engine(
         config=config,
         max_model_len=limits.max_model_len,
         cache_info=_cache_info(config, num_blocks),
-        startup_seconds=phases,
+        startup_phases=phases.phases,
     )
 
 
@@ -224,7 +219,7 @@ def _load_runner(
     spec: KVCacheSpec,
     num_blocks: int,
     groups: tuple[CacheGroup, ...],
-    phases: dict[str, float],
+    phases: StartupPhases,
     *,
     progress: bool,
 ) -> tuple[ModelRunner, TierManager | None]:
@@ -234,7 +229,7 @@ def _load_runner(
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         # Gigabytes of zeros on a CPU, written while the weights are read.
         allocating = pool.submit(placement.allocate_kv_cache, spec, num_blocks)
-        with _phase(phases, "load weights"):
+        with phases.phase("load weights"):
             params = checkpoint.load_params(
                 model,
                 dtype=config.dtype,
@@ -245,7 +240,7 @@ def _load_runner(
             )
             if config.linear_backend == "native":
                 params = pack_linear_layers(graphdef, params, progress=progress)
-    with _phase(phases, "allocate KV cache"):
+    with phases.phase("allocate KV cache"):
         kv_cache = allocating.result()
         mover = BlockMover(kv_cache, has_tiers=config.kv_offloading_size > 0)
         tiers = make_tiers(config, mover.transfer, params)
@@ -264,7 +259,7 @@ def _load_runner(
     )
     table = make_bucket_table(config)
     logger.info("Compiling for %d shapes of a step.", len(table.buckets))
-    with _phase(phases, "compile steps"):
+    with phases.phase("compile steps"):
         with no_persistent_cache():
             store = placement.programs(_program_source(config, model, groups))
             runner.warmup(table, store=store, progress=progress)
@@ -504,10 +499,3 @@ def _cache_info(config: EngineConfig, num_blocks: int) -> dict[str, str]:
         "tensor_parallel_size": str(config.tensor_parallel_size),
         "enable_expert_parallel": str(config.enable_expert_parallel),
     }
-
-
-@contextlib.contextmanager
-def _phase(phases: dict[str, float], name: str) -> Iterator[None]:
-    started = time.monotonic()
-    yield
-    phases[name] = time.monotonic() - started

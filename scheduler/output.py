@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from paged.scheduler.work import Work
+
 if TYPE_CHECKING:
     from paged.scheduler.request import Request
 
@@ -190,9 +192,29 @@ class RequestOutput:
     prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
 
 
+class Moments(NamedTuple):
+    """When a sample reached each point of its way, monotonic seconds; 0 if it never did.
+
+    Preemption resets none of them.
+
+    Attributes:
+      arrival: the front end received the request.
+      queued, scheduled: it was put into the queue, and first taken out of it.
+      first_token, last_token: its first and last token were known.
+      end: it ended.
+    """
+
+    arrival: float = 0.0
+    queued: float = 0.0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    end: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class FinishedRequestStats:
-    """Times and sizes of a finished sample, for histograms; times in seconds.
+    """Times and sizes of a finished sample, for histograms and traces; times in seconds.
 
     Attributes:
       finish_reason: "stop", "length", "abort", "error" or "repetition".
@@ -205,6 +227,10 @@ class FinishedRequestStats:
       decode_seconds: first token to last token.
       inference_seconds: first scheduled to last token.
       num_preemptions: times it lost its blocks.
+      num_cached_tokens: prompt tokens that it did not have to compute.
+      request_id, index: of the user request that it is a sample of, and which.
+      moments: from which the times above follow.
+      work: as in `Request`; grows until the step that has ended the sample is over.
     """
 
     finish_reason: str
@@ -218,6 +244,11 @@ class FinishedRequestStats:
     decode_seconds: float
     inference_seconds: float
     num_preemptions: int
+    num_cached_tokens: int = 0
+    request_id: str = ""
+    index: int = 0
+    moments: Moments = field(default_factory=Moments)
+    work: Mapping[str, Work] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +262,7 @@ class StepStats:
       num_tokens: tokens computed in this step.
       num_prompt_tokens: prompt tokens of requests that finished their first prefill in this step.
       num_cached_prompt_tokens: how many of those came from the prefix cache.
+      restored_prompt_tokens: how many of these came from the tiers below, by medium.
       num_generation_tokens: tokens sampled in this step.
       prefix_queries, prefix_hits: tokens looked up and found on the device, at first admission
         only.
@@ -252,6 +284,7 @@ class StepStats:
     num_tokens: int = 0
     num_prompt_tokens: int = 0
     num_cached_prompt_tokens: int = 0
+    restored_prompt_tokens: Mapping[str, int] = field(default_factory=dict)
     num_generation_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0

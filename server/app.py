@@ -16,6 +16,8 @@ from paged.server.auth import auth_middleware
 from paged.server.context import CONTEXT, make_context
 from paged.server.cors import cors_middleware
 from paged.server.errors import error_middleware
+from paged.server.http_metrics import note_route
+from paged.server.instruments import install_instruments
 from paged.server.log_stats import LogStats
 from paged.server.openapi import DOCUMENT, openapi_document
 from paged.server.protocol import BODY_TIMEOUT
@@ -38,7 +40,7 @@ def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> w
     The engine is the caller's: it must be started before the first request and shut down after
     the application.
 
-    Raises: ValueError if the settings contradict the model.
+    Raises: ValueError if the settings contradict the model, or need what is not installed.
     """
     settings = settings or ServerSettings()
     app = web.Application(
@@ -54,6 +56,7 @@ def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> w
         client_max_size=settings.client_max_size,
     )
     app[CONTEXT] = make_context(engine, settings)
+    install_instruments(app)
     app[BODY_TIMEOUT] = settings.body_timeout_seconds
     routes = make_routes(settings)
     app.add_routes([route.definition() for route in routes])
@@ -147,6 +150,7 @@ def slash_middleware() -> Middleware:
         request = request.clone(rel_url=url)
         match = await app.router.resolve(request)
         match.add_app(app)
+        note_route(request, match)
         request._match_info = match  # as aiohttp's own normalize_path_middleware does
         return await match.handler(request)
 

@@ -25,6 +25,7 @@ from paged.server.cli_network_options import (
     add_limit_options,
     add_network_options,
 )
+from paged.server.cli_observability_options import add_observability_options
 from paged.server.cli_options import (
     HelpFormatter,
     add_batch_options,
@@ -98,6 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     serve = _add_command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API")
     add_server_options(serve)
+    add_observability_options(serve)
     add_network_options(serve)
     add_limit_options(serve)
     add_answer_options(serve)

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises: UserError for what the user can mend, before or after the model is loaded.
     """
-    set_up_logging(args.log_level)
+    set_up_logging(args.log_level, args.log_format)
     with user_errors():
         config, settings, tls = engine_config(args), server_settings(args), tls_files(args)
         ssl_context = None if tls is None else make_ssl_context(tls)

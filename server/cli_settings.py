@@ -8,6 +8,8 @@ import sys
 from typing import Any
 
 from paged.scheduler.config import EngineConfig
+from paged.server.cli_observability_options import observability_settings
+from paged.server.json_log import JsonFormatter
 from paged.server.settings import CorsSettings, ServerSettings
 from paged.server.tls import TlsFiles
 
@@ -84,6 +86,7 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         client_max_size=args.client_max_size,
         log_requests=args.enable_log_requests,
         log_stats=not args.disable_log_stats,
+        observability=observability_settings(args),
         body_timeout_seconds=args.body_timeout,
         write_timeout_seconds=args.write_timeout,
         max_prompts=args.max_prompts,
@@ -167,14 +170,17 @@ def models_cache_dir() -> str | None:
     return os.environ.get("PAGED_MODELS_CACHE") or None
 
 
-def set_up_logging(level: str) -> None:
-    """Log to standard error, one plain line per message."""
+def set_up_logging(level: str, log_format: str = "text") -> None:
+    """Log to standard error, a plain line or a JSON object per message."""
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.WARNING,
         format="%(levelname)s %(asctime)s %(name)s: %(message)s",
         datefmt="%H:%M:%S",
     )
+    if log_format == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter())
     # Only our own messages: those of the libraries are about their insides.
     logging.getLogger("paged").setLevel(level.upper())
 

@@ -14,6 +14,7 @@ from paged.server.limits import StreamSlots
 from paged.server.metrics import EngineMetrics
 from paged.server.output_formats import reasoning_format, tool_format
 from paged.server.reasoning import ReasoningFormat
+from paged.server.request_watch import RequestWatch
 from paged.server.response_store import ResponseStore
 from paged.server.response_tasks import ResponseTasks
 from paged.server.sampling import sampling_defaults
@@ -44,6 +45,7 @@ class ServerContext:
       fingerprint: `system_fingerprint` of the answers; changes with version, model and settings.
       responses: of /v1/responses, for their successors.
       response_tasks: those that run in the background.
+      request_watch: brings the engine's records of requests to who wants them.
       max_token_chars: characters of the longest token, for a bound on the tokens of a text.
       max_tokens_cap: most tokens that any request may generate; None: as many as fit.
       created: `created` of the model cards, Unix seconds.
@@ -65,6 +67,7 @@ class ServerContext:
     max_token_chars: int
     max_tokens_cap: int | None
     streams: StreamSlots
+    request_watch: RequestWatch = field(default_factory=RequestWatch)
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import logging
 import time
 import uuid
 from collections import Counter
@@ -21,9 +20,8 @@ from paged.server.errors import ApiError
 from paged.server.handling import Handling
 from paged.server.prompts import Prompt
 from paged.server.protocol import GenerationRequest
+from paged.server.request_log import log_request
 from paged.server.stream_interval import in_intervals
-
-logger = logging.getLogger(__name__)
 
 type Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 """Deltas of several prompts as they come: (index of the prompt, output)."""
@@ -121,7 +119,8 @@ class Generation:
     def __post_init__(self) -> None:
         self.usage = Usage(self.prompts)
         if self.context.settings.log_requests:
-            logger.info("Received request %s: params: %s.", self.response_id, self.params[0])
+            max_log_len = self.context.settings.observability.max_log_len
+            log_request(self.response_id, self.params[0], self.prompts, max_log_len)
 
     @property
     def num_samples(self) -> int:
@@ -237,6 +236,7 @@ class Generation:
             priority=self.handling.priority,
             stream=bool(self.request.stream),
         )
+        outputs = self.context.request_watch.follow(request_id, params, outputs)
         if self.drops_output:
             return _without_output(outputs)
         # As in the reference, the coarser of the two.

@@ -7,6 +7,7 @@ from paged.server import (
     embeddings,
     openapi,
     operations,
+    profiling,
     protocol,
     response_answers,
     response_request,
@@ -26,6 +27,12 @@ _MODEL = Parameter(
 )
 _RESPONSE = Parameter(
     name="id", place="path", schema={"type": "string", "minLength": 1}, description="A response."
+)
+_NUM_STEPS = Parameter(
+    name="num_steps",
+    place="query",
+    schema={"type": "string", "pattern": "^[1-9][0-9]{0,5}$"},
+    description="Steps of the engine after which the trace ends by itself.",
 )
 _RESET_RUNNING = Parameter(
     name="reset_running_requests",
@@ -120,7 +127,33 @@ def make_routes(settings: ServerSettings) -> list[Route]:
                 errors=(400, 429, 503),
             )
         )
+    if settings.observability.profile_dir is not None:
+        routes += _profile_routes()
     return routes
+
+
+def _profile_routes() -> list[Route]:
+    return [
+        Route(
+            method="POST",
+            path="/start_profile",
+            handler=profiling.start_profile,
+            summary="Start a trace of this process by JAX's profiler.",
+            tag="operations",
+            media=None,
+            parameters=(_NUM_STEPS,),
+            errors=(400, 409),
+        ),
+        Route(
+            method="POST",
+            path="/stop_profile",
+            handler=profiling.stop_profile,
+            summary="Stop the trace and write it.",
+            tag="operations",
+            media=None,
+            errors=(409,),
+        ),
+    ]
 
 
 def _generation_routes() -> list[Route]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from paged.scheduler.params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
+from paged.server.observability import ObservabilitySettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ class ServerSettings:
       log_requests: log id and parameters of each request (never its prompt).
       log_stats: log throughput and load every `log_stats_seconds`.
       log_stats_seconds: seconds between two such lines.
+      observability: traces, the log of requests, profiles.
     """
 
     served_model_names: tuple[str, ...] = ()
@@ -104,6 +106,7 @@ class ServerSettings:
     log_requests: bool = False
     log_stats: bool = True
     log_stats_seconds: float = 10.0
+    observability: ObservabilitySettings = field(default_factory=ObservabilitySettings)
 
     @property
     def salts_by_key(self) -> bool:

@@ -75,6 +75,8 @@ class FakeEngine:
       fail_after: number of tokens after which `generate` raises EngineDeadError.
       health: raised by `check_health`.
       seen, aborted, drained, resets: what the server did; of a reset whether it was to preempt.
+      profiles: what was asked of the profiler: (folder, steps) or "stopped".
+      measures_work: whether that was asked for.
     """
 
     answer: str | Callable[[int], str] = "The answer is 42."
@@ -91,6 +93,9 @@ class FakeEngine:
     health: Exception | None = None
 
     model_name = "tiny"
+    startup_phases = ()
+    measures_work = False
+    profiles: list[Any] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     drained: list[float] = field(default_factory=list)
@@ -140,6 +145,19 @@ class FakeEngine:
         self.check_health()
         self.resets.append(reset_running_requests)
         return reset_running_requests or not self.running
+
+    async def measure_work(self) -> None:
+        self.measures_work = True
+
+    async def start_profile(self, directory: str, num_steps: int | None = None) -> None:
+        if self.profiles and self.profiles[-1] != "stopped":
+            raise RuntimeError("A profile is being taken already; stop it first.")
+        self.profiles.append((directory, num_steps))
+
+    async def stop_profile(self) -> None:
+        if not self.profiles or self.profiles[-1] == "stopped":
+            raise RuntimeError("No profile is being taken; start one first.")
+        self.profiles.append("stopped")
 
     async def drain(self, timeout_seconds: float) -> None:
         self.drained.append(timeout_seconds)
