@@ -21,6 +21,7 @@ from paged.scheduler.output_processor import OutputProcessor
 from paged.scheduler.params import ParameterError, SamplingParams
 from paged.scheduler.request import CacheMode, Request
 from paged.scheduler.scheduler import Scheduler
+from paged.scheduler.snapshot import EngineSnapshot, take_snapshot
 from paged.scheduler.stats import StatsBuilder
 from paged.scheduler.structured.compiler import Grammar, GrammarCompiler
 from paged.scheduler.structured.grammar_constraint import MaskFiller
@@ -284,6 +285,10 @@ class Engine:
         """Forget all KV because the weights have changed; see `Scheduler.advance_weights_epoch`."""
         self._drain()
         self.scheduler.advance_weights_epoch()
+
+    def snapshot(self) -> EngineSnapshot:
+        """Return what the engine holds, for who watches it."""
+        return take_snapshot(self.scheduler)
 
     def _drain(self) -> None:
         """Finish the step in flight; the next `step` returns its outputs."""

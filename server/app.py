@@ -14,9 +14,11 @@ from yarl import URL
 
 from paged.server.auth import auth_middleware
 from paged.server.context import CONTEXT, make_context
+from paged.server.engine_state import ENGINE_WATCH, EngineWatch
 from paged.server.errors import error_middleware
 from paged.server.log_stats import LogStats
 from paged.server.openapi import DOCUMENT, openapi_document
+from paged.server.playground import PAGE_PATHS
 from paged.server.routes import make_routes
 from paged.server.settings import ServerSettings
 
@@ -38,12 +40,18 @@ def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> w
     app = web.Application(
         middlewares=[
             error_middleware(),
-            auth_middleware(settings.api_keys, metrics_require_key=settings.metrics_require_key),
+            auth_middleware(
+                settings.api_keys,
+                metrics_require_key=settings.metrics_require_key,
+                public_paths=PAGE_PATHS if settings.ui else (),
+            ),
             slash_middleware(),
         ],
         client_max_size=settings.client_max_size,
     )
     app[CONTEXT] = make_context(engine, settings)
+    if settings.ui:
+        app[ENGINE_WATCH] = EngineWatch(engine)
     routes = make_routes(settings)
     app.add_routes([route.definition() for route in routes])
     document = openapi_document(routes, with_keys=bool(settings.api_keys))

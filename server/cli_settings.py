@@ -70,6 +70,7 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         api_keys=tuple(args.api_key or filter(None, [key_from_environment()])),
         metrics_require_key=args.metrics_require_key,
         cache_salt_per_key=args.cache_salt_per_key,
+        ui=args.ui,
         dev_mode=_dev_mode(),
         chat_template=None if args.chat_template is None else _read_template(args.chat_template),
         trust_request_chat_template=args.trust_request_chat_template,
