@@ -1,4 +1,4 @@
-"""`EngineSnapshot`: blocks and requests as they are between two steps, for who watches an engine."""
+"""`EngineSnapshot`: blocks and requests as they are between two steps, for who watches."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -32,7 +32,12 @@ export class Chat {
   }
 
   async send(content) {
-    this.messages.push({ role: "user", content });
+    // What has become history cannot be tried again.
+    for (const button of this.transcript.querySelectorAll(".error button")) button.remove();
+    const last = this.messages.at(-1);
+    // An unanswered message and this one are sent as one: templates want the roles to alternate.
+    if (last?.role === "user") last.content += `\n\n${content}`;
+    else this.messages.push({ role: "user", content });
     this.transcript.append(userMessage(content));
     await this.answer();
   }

@@ -89,9 +89,9 @@ function slider({ name, label, min, max, step, middle, why }) {
   row.className = "control";
   const title = document.createElement("label");
   title.textContent = label;
-  title.htmlFor = name;
+  title.htmlFor = `sampling-${name}`;
   const number = Object.assign(document.createElement("input"), {
-    type: "number", id: name, min, max, step, placeholder: "default", title: why,
+    type: "number", id: `sampling-${name}`, min, max, step, placeholder: "default", title: why,
   });
   const range = Object.assign(document.createElement("input"), {
     type: "range", min, max, step, value: middle, title: why, ariaLabel: `${label}: ${why}`,
@@ -111,7 +111,8 @@ function slider({ name, label, min, max, step, middle, why }) {
   return [row, number];
 }
 
-function text(id, label, kind, placeholder) {
+function text(name, label, kind, placeholder) {
+  const id = `sampling-${name}`;
   const row = document.createElement("div");
   row.className = "control text";
   const title = document.createElement("label");

@@ -104,7 +104,8 @@ function showRequests(state) {
   const shown = state.requests.slice(0, MAX_ROWS);
   const total = state.running + state.waiting;
   const others = total - shown.length;
-  put("num-requests", others > 0 && shown.length ? `first ${shown.length} of ${total}` : "");
+  const which = others > 0 && shown.length ? `first ${shown.length} of ${total}, ` : "";
+  put("num-requests", shown.length ? `${which}prompt + output tokens` : "");
   const rows = shown.map(requestRow);
   if (!rows.length) {
     const text = total ? `${total} of other keys` : "None right now";
@@ -118,8 +119,8 @@ function requestRow(request) {
   const state = request.state === "running" && isPrefill ? "prefill" : request.state;
   const output = request.total - request.prompt;
   const progress = isPrefill
-    ? `${request.computed} of ${request.prompt} prompt tokens`
-    : `${request.prompt} + ${output} tokens`;
+    ? `${request.computed} of ${request.prompt}`
+    : `${request.prompt} + ${output}`;
   const notes = [progress, `${request.blocks} blocks`];
   if (request.cached) notes.push(`${request.cached} cached`);
   if (request.preemptions) notes.push(`preempted ${request.preemptions}×`);
@@ -162,44 +163,48 @@ class BlockMap {
 
   draw() {
     if (!this.state || !this.canvas.clientWidth) return;
-    const { cells_held: held, cells_cached: cached, cells_holders: holders } = this.state;
-    const { size, gap, columns } = this.layout(held.length);
+    const { cells_held: held } = this.state;
+    const { pitch, gap, columns } = this.layout(held.length);
     const scale = window.devicePixelRatio || 1;
-    const height = Math.ceil(held.length / columns) * (size + gap) - gap;
+    const height = Math.ceil(held.length / columns) * pitch - gap;
     this.canvas.style.height = `${height}px`;
     this.canvas.width = Math.round(this.canvas.clientWidth * scale);
     this.canvas.height = Math.round(height * scale);
     const context = this.canvas.getContext("2d");
     context.scale(scale, scale);
     const colours = palette();
+    // Rounded one by one, edges are sharp and the columns fill the width.
+    const edge = (index) => Math.round(index * pitch * scale) / scale;
     for (let i = 0; i < held.length; i++) {
-      const x = (i % columns) * (size + gap);
-      const y = Math.floor(i / columns) * (size + gap);
-      this.cell(context, colours, x, y, size, i, held[i], cached[i], holders[i]);
+      const column = i % columns;
+      const row = Math.floor(i / columns);
+      const [x, y] = [edge(column), edge(row)];
+      const box = [x, y, edge(column + 1) - gap - x, edge(row + 1) - gap - y];
+      this.cell(context, colours, box, i);
     }
-    context.globalAlpha = 1;
   }
 
-  cell(context, colours, x, y, size, index, held, cached, holders) {
+  cell(context, colours, box, index) {
     const count = this.blocksOf(index);
+    const [held, cached] = [this.state.cells_held[index], this.state.cells_cached[index]];
     const paint = (colour, share) => {
       context.globalAlpha = share < 1 ? 0.25 + 0.75 * share : 1;
       context.fillStyle = colour;
-      context.fillRect(x, y, size, size);
+      context.fillRect(...box);
     };
     paint(colours.free, 1);
     if (cached) paint(colours.cached, cached / count);
-    if (held) paint(colours[ownership(holders)], held / count);
+    if (held) paint(colours[ownership(this.state.cells_holders[index])], held / count);
   }
 
-  // The largest squares that fit into the width and a fair height.
+  // The largest squares that fit into the width and a fair height, gaps included.
   layout(count) {
-    this.width = this.canvas.clientWidth;
+    const width = this.canvas.clientWidth;
     for (let size = 18; ; size--) {
       const gap = size > 7 ? 2 : size > 3 ? 1 : 0;
-      const columns = Math.max(1, Math.floor((this.width + gap) / (size + gap)));
+      const columns = Math.max(1, Math.floor((width + gap) / (size + gap)));
       if (size <= 3 || Math.ceil(count / columns) * (size + gap) <= 260) {
-        return (this.grid = { size, gap, columns });
+        return (this.grid = { pitch: (width + gap) / columns, gap, columns });
       }
     }
   }
@@ -212,9 +217,9 @@ class BlockMap {
 
   point(event) {
     if (!this.grid || !this.state) return;
-    const { size, gap, columns } = this.grid;
-    const column = Math.floor(event.offsetX / (size + gap));
-    const index = Math.floor(event.offsetY / (size + gap)) * columns + column;
+    const { pitch, columns } = this.grid;
+    const column = Math.floor(event.offsetX / pitch);
+    const index = Math.floor(event.offsetY / pitch) * columns + column;
     const isThere = column < columns && index < this.state.cells_held.length;
     this.tip.textContent = isThere ? this.describe(index) : "";
   }
