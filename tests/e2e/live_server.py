@@ -22,14 +22,19 @@ def live_server(
 
 
 @contextlib.contextmanager
-def serving(start: Callable[[], Awaitable[AsyncEngine]], settings: ServerSettings) -> Iterator[str]:
+def serving(
+    start: Callable[[], Awaitable[AsyncEngine]],
+    settings: ServerSettings,
+    *,
+    shutdown_timeout: float = 5.0,
+) -> Iterator[str]:
     """Yield the URL, without a path, of a server whose engine is started on its event loop."""
     url: Future[str] = Future()
     stop = asyncio.Event()
 
     async def serve() -> None:
         engine = await start()
-        runner = make_runner(make_app(engine, settings))
+        runner = make_runner(make_app(engine, settings), shutdown_timeout=shutdown_timeout)
         try:
             await runner.setup()
             await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -7,10 +7,12 @@ behind a real scheduler.
 
 import contextlib
 import importlib.util
+import re
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +23,7 @@ from paged.scheduler.async_engine import AsyncEngine
 from paged.scheduler.config import EngineConfig
 from paged.scheduler.loading import LoadedEngine
 from paged.server.settings import ServerSettings
-from tests.e2e.live_server import serving
+from tests.e2e.live_server import live_server, serving
 from tests.scheduler.fakes import make_engine
 from tests.server.fake_engine import FakeEngine
 
@@ -65,8 +67,9 @@ class Page:
 
     def text(self, selector: str) -> str:
         """Return the text of the last element that fits, "" if there is none."""
-        found = self.driver.find_elements("css selector", selector)
-        return found[-1].text if found else ""
+        script = "return [...document.querySelectorAll(arguments[0])].at(-1)?.innerText ?? ''"
+        text: str = self.run(script, selector)
+        return text
 
     def number(self, selector: str) -> int:
         text = self.text(selector).replace(",", "")
@@ -79,7 +82,7 @@ class Page:
         """Wait until something holds, and return what it gave."""
         end = time.monotonic() + seconds
         while not (result := condition()):
-            assert time.monotonic() < end, self.find("body").text
+            assert time.monotonic() < end, self.text("body")
             time.sleep(0.03)
         return result
 
@@ -152,7 +155,7 @@ def scripted(text: str, seconds: float, *, max_num_queued_reqs: int | None = Non
 @pytest.fixture(scope="module")
 def scripted_url() -> Iterator[str]:
     settings = ServerSettings(log_stats=False)
-    with serving(scripted(ANSWER, 0.004, max_num_queued_reqs=0), settings) as url:
+    with serving(scripted(ANSWER, 0.004, max_num_queued_reqs=1), settings) as url:
         yield url
 
 
@@ -185,12 +188,27 @@ def load(url: str, count: int) -> Iterator[threading.Event]:
             thread.join()
 
 
+@pytest.fixture(scope="module")
+def small_url(tiny_model: Path) -> Iterator[str]:
+    """The URL of a server of the tiny llama that compiles little."""
+    config = EngineConfig(
+        dtype="float32",
+        max_model_len=256,
+        max_num_seqs=2,
+        max_num_batched_tokens=32,
+        num_gpu_blocks_override=65,
+        compilation_cache_dir=None,
+    )
+    with live_server(str(tiny_model), config, ServerSettings(log_stats=False)) as url:
+        yield url
+
+
 def state_of(url: str) -> dict[str, Any]:
     return httpx.get(f"{url}/engine/state").json()
 
 
-def test_a_model_answers_and_leaves_blocks_behind(driver, tiny_url):
-    page = Page(driver, tiny_url).open().connected()
+def test_a_model_answers_and_leaves_blocks_behind(driver, small_url):
+    page = Page(driver, small_url).open().connected()
     before = page.number("#num-free")
     page.find("#sampling-temperature").send_keys("0")
     page.find("#sampling-max_tokens").send_keys("20")
@@ -201,7 +219,7 @@ def test_a_model_answers_and_leaves_blocks_behind(driver, tiny_url):
         "temperature": 0,
         "max_tokens": 20,
     }
-    usage = httpx.post(f"{tiny_url}/{CHAT}", json=body, timeout=60).json()["usage"]
+    usage = httpx.post(f"{small_url}/{CHAT}", json=body, timeout=60).json()["usage"]
     assert page.number("[data-figure=tokens] b") == usage["completion_tokens"]
     assert page.number("[data-figure=prompt] b") == usage["prompt_tokens"]
     assert "to first token" in page.text("[data-figure=ttft]")
@@ -251,39 +269,53 @@ def test_stopping_ends_the_request_and_the_talk_goes_on(page):
     assert page.complaints() == []
 
 
-def test_blocks_are_seen_in_use_shared_and_cached(page):
-    def first_pixel() -> list[int]:
-        return page.run(
-            "const c = document.getElementById('blocks');"
-            "return [...c.getContext('2d').getImageData(3, 3, 1, 1).data.slice(0, 3)]"
-        )
+def test_blocks_are_seen_in_use_shared_and_cached(driver):
+    # A server of its own: nothing has been in its cache.
+    with serving(scripted(ANSWER, 0.004), ServerSettings(log_stats=False)) as url:
+        page = Page(driver, url).open().connected()
+        assert page.until(lambda: first_pixel(page)) == legend(page, "free")
+        with load(url, 3) as over:
+            page.until(lambda: page.number("#running") == 3)
+            page.until(lambda: page.number("#num-shared") > 10 and page.number("#num-used") > 3)
+            page.until(lambda: first_pixel(page) == legend(page, "three"))
+            label = page.find("#blocks").get_attribute("aria-label")
+            assert re.sub(r"\d+", "", label) == "KV blocks:  free,  cached,  used,  shared"
+            assert sum(map(int, re.findall(r"\d+", label))) == 512
+            rows = page.driver.find_elements("css selector", "#requests [data-state=running]")
+            assert len(rows) == 3
+            page.until(lambda: page.number("#output-rate") > 0)
+            point_at_first_block(page)
+            assert page.text("#block-tip") == "Block 1: shared by 3"
+            over.set()
+            page.until(lambda: page.number("#running") == 0)
+        page.until(lambda: page.number("#num-cached") > 10 and page.number("#num-shared") == 0)
+        assert first_pixel(page) == legend(page, "cached")
+        assert page.text("#hit-rate").endswith("%")
+        assert page.complaints() == []
 
-    def legend(name: str) -> list[int]:
-        colour = page.find(f"[data-cell={name}]").value_of_css_property("background-color")
-        return [int(part) for part in colour.strip("rgba()").split(",")[:3]]
 
-    with load(page.url, 3) as over:
-        page.until(lambda: page.number("#running") == 3)
-        page.until(lambda: page.number("#num-shared") > 10 and page.number("#num-used") > 3)
-        page.until(lambda: first_pixel() == legend("three"))
-        names = ("free", "cached", "used", "shared")
-        label = page.find("#blocks").get_attribute("aria-label")
-        assert sum(int(word) for word in label.split() if word.isdecimal()) == 512
-        assert all(name in label for name in names)
-        assert len(page.driver.find_elements("css selector", "#requests [data-state=running]")) == 3
-        page.until(lambda: page.number("#output-rate") > 0)
-        page.run("arguments[0].scrollIntoView()", page.find("#blocks"))
-        from selenium.webdriver import ActionChains
+def first_pixel(page: Page) -> list[int]:
+    """Return the colour of block 1 in the picture."""
+    found: list[int] = page.run(
+        "const context = document.getElementById('blocks').getContext('2d');"
+        "return [...context.getImageData(3, 3, 1, 1).data.slice(0, 3)]"
+    )
+    return found
 
-        canvas = page.find("#blocks")
-        x, y = 4 - canvas.size["width"] // 2, 4 - canvas.size["height"] // 2
-        ActionChains(page.driver).move_to_element_with_offset(canvas, x, y).perform()
-        assert page.text("#block-tip") == "Block 1: shared by 3"
-        over.set()
-        page.until(lambda: page.number("#running") == 0)
-    page.until(lambda: page.number("#num-cached") > 10 and page.number("#num-shared") == 0)
-    assert page.until(first_pixel) == legend("cached")
-    assert page.text("#hit-rate").endswith("%")
+
+def legend(page: Page, name: str) -> list[int]:
+    """Return the colour of a state in the legend."""
+    colour = page.find(f"[data-cell={name}]").value_of_css_property("background-color")
+    return [int(part) for part in re.findall(r"\d+", colour)[:3]]
+
+
+def point_at_first_block(page: Page) -> None:
+    from selenium.webdriver import ActionChains
+
+    canvas = page.find("#blocks")
+    page.run("arguments[0].scrollIntoView()", canvas)
+    x, y = 4 - canvas.size["width"] // 2, 4 - canvas.size["height"] // 2
+    ActionChains(page.driver).move_to_element_with_offset(canvas, x, y).perform()
 
 
 def test_looking_can_be_paused(page):
@@ -303,8 +335,8 @@ def test_errors_are_shown_with_what_to_do(page):
     assert "temperature must be in [0, 2], got 9.0" in page.text(".error")
     page.find("#reset").click()
     page.find("#sampling-max_tokens").send_keys("5")
-    with load(page.url, 4) as over:
-        page.until(lambda: page.number("#running") == 4)
+    with load(page.url, 5) as over:
+        page.until(lambda: (page.number("#running"), page.number("#waiting")) == (4, 1))
         page.find(".error button").click()
         page.until(lambda: "Error 429" in page.text(".error"))
         assert "try again later" in page.text(".error")
@@ -317,7 +349,8 @@ def test_errors_are_shown_with_what_to_do(page):
 
 
 def test_a_lost_connection_is_told_and_found_again(driver):
-    with serving(scripted(ANSWER, 0.01), ServerSettings(log_stats=False)) as url:
+    settings = ServerSettings(log_stats=False)
+    with serving(scripted(ANSWER, 0.01), settings, shutdown_timeout=0.5) as url:
         page = Page(driver, url).open().connected()
         page.say("Go")
         page.until(lambda: page.answer())
