@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import re
 
 import pytest
@@ -29,15 +30,10 @@ def get(path, engine=None, *, headers=None, **settings):
     return with_server(test, engine, **settings)
 
 
-def get_json(path, engine=None, *, status=200, **options):
-    async def test(client: Client):
-        async with client.get(path, headers=options.pop("headers", None)) as response:
-            answer = await response.json()
-            assert response.status == status, answer
-            return answer
-
-    settings = {name: value for name, value in options.items() if name != "headers"}
-    return with_server(test, engine, **settings)
+def get_json(path, engine=None, *, status=200, **settings):
+    got, _, text = get(path, engine, **settings)
+    assert got == status, text
+    return json.loads(text)
 
 
 @pytest.mark.parametrize(("path", "media"), PAGE_PATHS.items())
