@@ -28,6 +28,7 @@ from paged.scheduler.mailbox import Mailbox
 from paged.scheduler.output import RequestOutput, StepStats
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import CacheMode, Request
+from paged.scheduler.snapshot import EngineSnapshot
 from paged.scheduler.startup import Phase
 from paged.scheduler.weight_update import IN_FLIGHT, InFlight, WaitingUpdate
 
@@ -176,6 +177,13 @@ class AsyncEngine:
         return await self._run_between_steps(
             lambda: self._engine.reset_prefix_cache(reset_running_requests=reset_running_requests)
         )
+
+    async def snapshot(self) -> EngineSnapshot:
+        """Return what the engine holds between two steps.
+
+        Raises: EngineDeadError.
+        """
+        return await self._run_between_steps(self._engine.snapshot)
 
     async def advance_weights_epoch(self) -> None:
         """Make all KV computed so far unreachable, because the weights have changed.

@@ -110,6 +110,10 @@ class BlockPool:
         """Return the key of the block's content, None if it is not findable."""
         return self._hashes[block_id]
 
+    def copy_states(self) -> tuple[list[int], list[bytes | None]]:
+        """Return, by block id, how many hold each block, and the key of its content if findable."""
+        return self._ref_counts.copy(), self._hashes.copy()
+
     def depth(self, block_id: int) -> int:
         """Return the position of a cached block in its chain, 0 for the first."""
         return self._tree.depth(block_id)

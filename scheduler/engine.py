@@ -21,6 +21,7 @@ from paged.scheduler.output_processor import OutputProcessor
 from paged.scheduler.params import ParameterError, SamplingParams
 from paged.scheduler.request import CacheMode, Request
 from paged.scheduler.scheduler import Scheduler
+from paged.scheduler.snapshot import EngineSnapshot, take_snapshot
 from paged.scheduler.stats import StatsBuilder
 from paged.scheduler.structured.compiler import Grammar, GrammarCompiler
 from paged.scheduler.structured.grammar_constraint import MaskFiller
@@ -307,6 +308,10 @@ class Engine:
     def abort_all_deltas(self) -> list[Delta]:
         """End all user requests; see `abort_deltas`."""
         return self.abort_deltas(self._outputs.parent_ids)
+
+    def snapshot(self) -> EngineSnapshot:
+        """Return what the engine holds, for who watches it."""
+        return take_snapshot(self.scheduler)
 
     def _drain(self) -> None:
         """Finish the step in flight; the next `step` returns its outputs."""

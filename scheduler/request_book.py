@@ -5,7 +5,7 @@ it waits with blocks, or *runs*. Knows what each move means for blocks, batch ro
 policy; which move is right is the scheduler's decision.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.kv_manager import KVManager, PrefixHit
@@ -53,6 +53,9 @@ class RequestBook:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._by_id.values())
 
     def __contains__(self, request: Request) -> bool:
         return self._by_id.get(request.request_id) is request

@@ -142,6 +142,11 @@ class Scheduler:
         return tuple(self._book.waiting)
 
     @property
+    def unfinished(self) -> tuple[Request, ...]:
+        """All requests, in order of arrival."""
+        return tuple(self._book)
+
+    @property
     def num_deferred(self) -> int:
         """Waiting requests whose prefix is on its way from a lower tier."""
         return self._restorer.num_loading

@@ -15,11 +15,13 @@ from yarl import URL
 from paged.server.auth import auth_middleware
 from paged.server.context import CONTEXT, make_context
 from paged.server.cors import cors_middleware
+from paged.server.engine_state import ENGINE_WATCH, EngineWatch
 from paged.server.errors import error_middleware
 from paged.server.http_metrics import note_route
 from paged.server.instruments import install_instruments
 from paged.server.log_stats import LogStats
 from paged.server.openapi import DOCUMENT, openapi_document
+from paged.server.playground import PAGE_PATHS
 from paged.server.protocol import BODY_TIMEOUT
 from paged.server.rate_limit import rate_limit_middleware
 from paged.server.reply_headers import add_reply_headers, reply_headers_middleware
@@ -49,7 +51,11 @@ def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> w
             error_middleware(),
             cors_middleware(settings.cors),
             root_path_middleware(settings.root_path),
-            auth_middleware(settings.api_keys, metrics_require_key=settings.metrics_require_key),
+            auth_middleware(
+                settings.api_keys,
+                metrics_require_key=settings.metrics_require_key,
+                public_paths=PAGE_PATHS if settings.ui else (),
+            ),
             rate_limit_middleware(settings.max_requests_per_minute),
             slash_middleware(),
         ],
@@ -58,6 +64,8 @@ def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> w
     app[CONTEXT] = make_context(engine, settings)
     install_instruments(app)
     app[BODY_TIMEOUT] = settings.body_timeout_seconds
+    if settings.ui:
+        app[ENGINE_WATCH] = EngineWatch(engine)
     routes = make_routes(settings)
     app.add_routes([route.definition() for route in routes])
     document = openapi_document(routes, with_keys=bool(settings.api_keys))

@@ -16,14 +16,26 @@ PROBES = frozenset({"/health", "/ping"})
 """Paths that load balancers ask without a key."""
 
 
-def auth_middleware(api_keys: Iterable[str], *, metrics_require_key: bool = False) -> Middleware:
+def auth_middleware(
+    api_keys: Iterable[str],
+    *,
+    metrics_require_key: bool = False,
+    public_paths: Iterable[str] = (),
+) -> Middleware:
     """Return the middleware that asks for `Authorization: Bearer <key>`.
+
+    Args:
+      api_keys: that open everything.
+      metrics_require_key: ask at /metrics, too.
+      public_paths: further paths that are open to all, such as a page that asks for the key.
 
     Unknown paths are closed too, so a stranger cannot even learn which routes exist. Without keys
     everything is open.
     """
     digests = [_digest(key.encode()) for key in api_keys]
-    public = PROBES if metrics_require_key else PROBES | {"/metrics"}
+    public = PROBES | set(public_paths)
+    if not metrics_require_key:
+        public |= {"/metrics"}
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -103,6 +103,12 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         help="ask for the key at /metrics, too",
     )
     group.add_argument(
+        "--ui",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="serve a playground for browsers at /, with a live view of the engine",
+    )
+    group.add_argument(
         "--served-model-name",
         nargs="+",
         action="extend",

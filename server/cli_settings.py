@@ -73,6 +73,7 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         api_keys=tuple(args.api_key or filter(None, [key_from_environment()])),
         metrics_require_key=args.metrics_require_key,
         cache_salt_per_key=args.cache_salt_per_key,
+        ui=args.ui,
         dev_mode=_dev_mode(),
         chat_template=None if args.chat_template is None else _read_template(args.chat_template),
         chat_template_content_format=args.chat_template_content_format,

@@ -126,6 +126,13 @@ class EngineMetrics:
         """Record that the queue was too full for a request."""
         self._rejections.inc()
 
+    def totals(self, *names: str) -> list[float]:
+        """Return the values of counters of ours, by name without prefix and `_total`."""
+        wanted = [f"vllm:{name}_total" for name in names]
+        families = self._registry.restricted_registry(wanted).collect()
+        found = {sample.name: sample.value for family in families for sample in family.samples}
+        return [found[name] for name in wanted]
+
     def render(self) -> bytes:
         """Return the page in Prometheus' text format, version 0.0.4."""
         last = self._last

@@ -5,8 +5,10 @@ from paged.server import (
     chat,
     completions,
     embeddings,
+    engine_state,
     openapi,
     operations,
+    playground,
     profiling,
     protocol,
     response_answers,
@@ -114,6 +116,8 @@ def make_routes(settings: ServerSettings) -> list[Route]:
             media=JSON,
         ),
     ]
+    if settings.ui:
+        routes += _playground_routes()
     if settings.dev_mode:
         routes.append(
             Route(
@@ -236,6 +240,32 @@ def _response_routes() -> list[Route]:
             parameters=(_RESPONSE,),
             errors=(400, 404, 429),
         ),
+    ]
+
+
+def _playground_routes() -> list[Route]:
+    return [
+        Route(
+            method="GET",
+            path="/engine/state",
+            handler=engine_state.show_engine_state,
+            summary="Tell what the engine holds: KV blocks by state, requests, totals.",
+            tag="playground",
+            answer=engine_state.EngineState,
+            errors=(503,),
+        ),
+        *[
+            Route(
+                method="GET",
+                path=path,
+                handler=playground.show_file,
+                summary="Return a file of the playground, a page for people.",
+                tag="playground",
+                media=media,
+                needs_key=False,
+            )
+            for path, media in playground.PAGE_PATHS.items()
+        ],
     ]
 
 

@@ -33,6 +33,7 @@ class ServerSettings:
       api_keys: accepted keys; empty: no key is needed.
       metrics_require_key: ask for the key at /metrics, too.
       cache_salt_per_key: keep the prefix caches of several keys apart, see `salts_by_key`.
+      ui: serve the playground at `/` and what it shows of the engine.
       dev_mode: serve the routes that are for development only, such as /reset_prefix_cache.
       chat_template: Jinja source used instead of the checkpoint's.
       chat_template_content_format: what templates get of a message with parts: the list of them
@@ -75,6 +76,7 @@ class ServerSettings:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     metrics_require_key: bool = False
     cache_salt_per_key: bool = True
+    ui: bool = True
     dev_mode: bool = False
     chat_template: str | None = None
     chat_template_content_format: Literal["auto", "openai", "string"] = "auto"

@@ -67,8 +67,8 @@ def sources() -> list[str]:
 
 
 def data() -> list[str]:
-    """What the packages hold beside Python: C++ files and GPUs, as paths from the root."""
-    folders = [ROOT / "paged/native/cpp", ROOT / "paged/gpu/targets"]
+    """What the packages hold beside Python: C++ files, GPUs, a page, as paths from the root."""
+    folders = [ROOT / "paged/native/cpp", ROOT / "paged/gpu/targets", ROOT / "server/ui"]
     return [str(path.relative_to(ROOT)) for folder in folders for path in folder.iterdir()]
 
 
@@ -203,7 +203,7 @@ def test_wheel_holds_the_packages_and_nothing_else(dist):
         names = [name for name in wheel.namelist() if ".dist-info/" not in name]
         notice = next(name for name in wheel.namelist() if name.endswith("licenses/LICENSE"))
         assert wheel.read(notice) == (ROOT / "LICENSE").read_bytes()
-    assert sorted(names) == sorted([*map(installed, sources()), *data(), "paged/py.typed"])
+    assert sorted(names) == sorted([*map(installed, [*sources(), *data()]), "paged/py.typed"])
 
 
 def test_sdist_holds_each_source_once_and_no_test(dist):

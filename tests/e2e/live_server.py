@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 
 from aiohttp import web
@@ -14,15 +14,27 @@ from paged.server.app import make_app, make_runner
 from paged.server.settings import ServerSettings
 
 
+def live_server(
+    model: str, config: EngineConfig, settings: ServerSettings
+) -> contextlib.AbstractContextManager[str]:
+    """Serve a model; see `serving`."""
+    return serving(lambda: AsyncEngine.create(model, config, progress=False), settings)
+
+
 @contextlib.contextmanager
-def live_server(model: str, config: EngineConfig, settings: ServerSettings) -> Iterator[str]:
-    """Yield the server's URL, without a path."""
+def serving(
+    start: Callable[[], Awaitable[AsyncEngine]],
+    settings: ServerSettings,
+    *,
+    shutdown_timeout: float = 5.0,
+) -> Iterator[str]:
+    """Yield the URL, without a path, of a server whose engine is started on its event loop."""
     url: Future[str] = Future()
     stop = asyncio.Event()
 
     async def serve() -> None:
-        engine = await AsyncEngine.create(model, config, progress=False)
-        runner = make_runner(make_app(engine, settings))
+        engine = await start()
+        runner = make_runner(make_app(engine, settings), shutdown_timeout=shutdown_timeout)
         try:
             await runner.setup()
             await web.TCPSite(runner, "127.0.0.1", 0).start()

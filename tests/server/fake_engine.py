@@ -28,11 +28,17 @@ from paged.scheduler.output import (
 )
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import CacheMode
+from paged.scheduler.snapshot import EngineSnapshot
 from paged.scheduler.text_decoder import TextDecoder
 
 TOKENIZER_DIR = pathlib.Path(__file__).parents[1] / "data" / "golden" / "tiny" / "tokenizer"
 EOS = 2
 VOCAB_SIZE = 256
+
+
+EMPTY = EngineSnapshot(
+    block_size=16, ref_counts=[0] * 65, keys=[None] * 65, num_running=0, num_waiting=0, requests=()
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ class FakeEngine:
       refuse: raised by `generate` before the first item.
       fail_after: number of tokens after which `generate` raises EngineDeadError.
       health: raised by `check_health`.
+      state, num_snapshots: what `snapshot` returns, and how often it was asked for.
       seen, aborted, drained, resets: what the server did; of a reset whether it was to preempt.
       profiles: what was asked of the profiler: (folder, steps) or "stopped".
       measures_work: whether that was asked for.
@@ -91,6 +98,9 @@ class FakeEngine:
     last_finish_reason: str = "length"
     last_stop_reason: str | None = None
     health: Exception | None = None
+
+    state: EngineSnapshot = EMPTY
+    num_snapshots: int = 0
 
     model_name = "tiny"
     startup_phases = ()
@@ -158,6 +168,11 @@ class FakeEngine:
         if not self.profiles or self.profiles[-1] == "stopped":
             raise RuntimeError("No profile is being taken; start one first.")
         self.profiles.append("stopped")
+
+    async def snapshot(self) -> EngineSnapshot:
+        self.check_health()
+        self.num_snapshots += 1
+        return self.state
 
     async def drain(self, timeout_seconds: float) -> None:
         self.drained.append(timeout_seconds)

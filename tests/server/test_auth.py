@@ -4,13 +4,21 @@ import pytest
 from aiohttp import web
 
 from paged.server.app import make_app
+from paged.server.playground import PAGE_PATHS
 from paged.server.settings import ServerSettings
 from tests.server.fake_engine import FakeEngine
 from tests.server.serving import Client, checked_error, connection, with_server
 
 KEYS = {"api_keys": ("first-key", "second-key")}
 OPEN = {("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/metrics")}
-UNKNOWN = [("GET", "/"), ("GET", "/nope"), ("GET", "/v1//x"), ("GET", "/health/"), ("PUT", "/v1")]
+OPEN |= {("GET", path) for path in PAGE_PATHS}
+UNKNOWN = [
+    ("GET", "/ui/"),
+    ("GET", "/nope"),
+    ("GET", "/v1//x"),
+    ("GET", "/health/"),
+    ("PUT", "/v1"),
+]
 
 
 def all_routes() -> list[tuple[str, str]]:
@@ -36,7 +44,7 @@ def statuses(routes, headers=None, **settings) -> dict[tuple[str, str], int]:
 
 def test_every_route_but_the_probes_needs_a_key():
     routes = all_routes()
-    assert len(routes) == 19
+    assert len(routes) == 20 + len(PAGE_PATHS)
     for route, status in statuses(routes, dev_mode=True, **KEYS).items():
         assert (status == 401) == (route not in OPEN), (route, status)
 

@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 
 from paged.server.app import make_app
+from paged.server.playground import PAGE_PATHS
 from paged.server.settings import ServerSettings
 from tests.server.fake_engine import FakeEngine
 from tests.server.serving import CHAT, COMPLETIONS, Client, ok, stream, with_server
@@ -54,7 +55,7 @@ def test_keys_are_described_where_they_are_asked_for():
     assert whole["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
     operations = {path: next(iter(ops.values())) for path, ops in whole["paths"].items()}
     opened = {path for path, operation in operations.items() if "security" not in operation}
-    assert opened == {"/health", "/ping", "/metrics"}
+    assert opened == {"/health", "/ping", "/metrics", *PAGE_PATHS}
     assert "401" in operations["/v1/models"]["responses"]
     assert "401" not in operations["/health"]["responses"]
     assert "securitySchemes" not in document()["components"]
