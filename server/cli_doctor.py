@@ -118,7 +118,9 @@ async def _read(session: aiohttp.ClientSession, url: str) -> Reading:
                 raise UserError(f"{address} answered {response.status} {response.reason}.")
             return parse_metrics(await response.text())
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise UserError(f"{address} cannot be read: {error or 'no answer in time'}.") from error
+        raise UserError(
+            f"{address} cannot be read: {str(error) or 'no answer in time'}."
+        ) from error
     except ValueError as error:
         raise UserError(f"{address} is no page of vLLM's metrics: {error}.") from error
 
@@ -135,7 +137,9 @@ async def _tokens(
                 return strings
             reason = answer.get("error", {}).get("message", response.reason)
     except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
-        raise UserError(f"{address} cannot be used: {error or 'no answer in time'}.") from error
+        raise UserError(
+            f"{address} cannot be used: {str(error) or 'no answer in time'}."
+        ) from error
     raise UserError(f"{address} refuses {path}: {reason}")
 
 

@@ -3,7 +3,7 @@
 import argparse
 
 from paged.scheduler.config import KV_CACHE_DTYPES, QUANTIZATIONS
-from paged.server.cli_bench_options import count
+from paged.server.cli_bench_values import count
 from paged.server.cli_options import size
 from paged.server.cli_simulate_options import names
 

@@ -129,7 +129,7 @@ class EngineMetrics:
     def totals(self, *names: str) -> list[float]:
         """Return the values of counters of ours, by name without prefix and `_total`."""
         wanted = [f"vllm:{name}_total" for name in names]
-        families = self._registry.restricted_registry(wanted).collect()
+        families = self.registry.restricted_registry(wanted).collect()
         found = {sample.name: sample.value for family in families for sample in family.samples}
         return [found[name] for name in wanted]
 
