@@ -44,6 +44,14 @@ MODEL is a directory in Hugging Face's format, a GGUF file, or an id on the Hugg
 without it, the demo model SmolLM2-135M-Instruct is used.
 """
 
+_FIRST_STEPS = """\
+first steps:
+  paged chat                         talk to the demo model
+  paged serve MODEL                  then point any OpenAI client at http://localhost:8000/v1
+  paged plan MODEL --gpu h100        before renting one
+  paged COMMAND --help               all options of a command
+"""
+
 _ENVIRONMENT = """\
 environment: $PAGED_MODELS_CACHE is the folder that the demo model is downloaded to and found in
 (default: ~/.cache/paged-models). $PAGED_SERVER_DEV_MODE=1 (or $VLLM_SERVER_DEV_MODE=1) lets `paged
@@ -91,7 +99,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="paged",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_FIRST_STEPS,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+            prog, max_help_position=18, width=100
+        ),
         allow_abbrev=False,
     )
     parser.add_argument("-v", "--version", action="version", version=f"paged {__version__}")
@@ -128,14 +139,19 @@ def build_parser() -> argparse.ArgumentParser:
         generate, log_level="warning", max_num_seqs=FEW_SEQS, prefix_cache_policy="lookahead"
     )
 
-    run_batch = _add_command(commands, "run-batch", "answer the requests of a batch file")
+    run_batch = _add_command(
+        commands, "run-batch", "answer the requests of a batch file", required="-i FILE -o FILE "
+    )
     add_batch_options(run_batch)
     add_client_options(run_batch)
     # As above; many requests are there at once, so the limit on sequences stays.
     add_engine_options(run_batch, log_level="warning", prefix_cache_policy="lookahead")
 
     compile_command = _add_command(
-        commands, "compile", "export a model's programs, for `serve --artifact`"
+        commands,
+        "compile",
+        "export a model's programs, for `serve --artifact`",
+        required="--out DIR ",
     )
     compile_command.add_argument(
         "--gpu",
@@ -154,7 +170,8 @@ def build_parser() -> argparse.ArgumentParser:
     add_convert_options(convert)
     plan = commands.add_parser(
         "plan",
-        help="say what a model needs of a GPU, how fast it should be, and which flags to use",
+        help="say what a model needs of a GPU, how fast it should be, which flags to use",
+        usage="paged plan [options] [MODEL]",
         description="What fits on which GPU, and what to expect of it, from the model's config and "
         "published figures; nothing is loaded and no GPU is needed.",
         formatter_class=HelpFormatter,
@@ -165,6 +182,7 @@ def build_parser() -> argparse.ArgumentParser:
     simulate = commands.add_parser(
         "simulate",
         help="serve a trace without a model: cache hits, latency, memory",
+        usage="paged simulate [options]",
         description="Serve a trace with the real scheduler and block pool, without a model.",
         formatter_class=HelpFormatter,
         allow_abbrev=False,
@@ -204,11 +222,18 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    text: str,
+    *,
+    required: str = "",
 ) -> argparse.ArgumentParser:
+    """Add a command that takes a model; `required` is what its usage must show."""
     command = commands.add_parser(
         name,
         help=text,
+        # Sixty flags in brackets would hide what the command is for.
+        usage=f"paged {name} [options] {required}[MODEL]",
         description=text[0].upper() + text[1:] + ".",
         epilog=_ENVIRONMENT,
         formatter_class=HelpFormatter,

@@ -33,6 +33,8 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
             return action.help
         if isinstance(action, argparse.BooleanOptionalAction):
             return f"{action.help} (default: {'on' if action.default else 'off'})"
+        if action.nargs == 0:
+            return action.help  # a switch is off unless it is there
         return super()._get_help_string(action)
 
 

@@ -21,7 +21,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print one JSON object: bytes and seconds, unrounded (default: tables)",
+        help="print one JSON object: bytes and seconds, unrounded",
     )
     _add_gpu_options(parser)
     _add_workload_options(parser)

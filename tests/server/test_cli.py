@@ -414,6 +414,21 @@ def test_help_shows_defaults_and_groups(capsys, command):
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_help_begins_with_what_a_command_is_for(capsys):
+    for command in ("serve", "run-batch", "compile", "plan", "simulate"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        usage, blank, description, *_ = capsys.readouterr().out.splitlines()
+        assert usage.startswith(f"usage: paged {command} [options]")
+        assert (blank, description[0].isupper()) == ("", True)
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert "paged COMMAND --help" in text
+    assert "(default: False)" not in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
 def test_help_needs_neither_jax_nor_aiohttp():
     script = (
         "import sys\n"

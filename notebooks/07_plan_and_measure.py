@@ -155,7 +155,9 @@ figure, (left, right) = figures.new_figure(1, 2, size=(11, 3.8))
 draw(left, BATCHES, [1e3 * s for s in planned_steps], [1e3 * s for s in seen_steps], "ms")
 left.set(xlabel="requests decoding in a step")
 left.set_title("Time of a step")
-rates = [[b / s for b, s in zip(BATCHES, steps)] for steps in (planned_steps, seen_steps)]
+rates = [
+    [b / s for b, s in zip(BATCHES, steps, strict=True)] for steps in (planned_steps, seen_steps)
+]
 draw(right, BATCHES, *rates, "tokens per second")
 right.set(xlabel="requests decoding in a step")
 right.set_title("Tokens of all requests")
@@ -183,7 +185,7 @@ figures.headline(axes, "Prefill grows with the prompt, as planned and as seen")
 
 # %%
 shares = [
-    [plan_s / seen_s for plan_s, seen_s in zip(planned, seen)]
+    [plan_s / seen_s for plan_s, seen_s in zip(planned, seen, strict=True)]
     for planned, seen in ((planned_steps, seen_steps), (planned_prefills, seen_prefills))
 ]
 figure, (left, right) = figures.new_figure(1, 2, size=(11, 3.4), sharey=True)
