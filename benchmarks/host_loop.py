@@ -247,7 +247,7 @@ def hand_over_seconds(num_seqs: int, num_steps: int, *, stream: bool) -> float:
         load.runner.step_seconds = pause
         engine = AsyncEngine(
             LoadedEngine(
-                load.engine, SimpleNamespace(name="none"), EngineConfig(), 0, {}, {}
+                load.engine, SimpleNamespace(name="none"), EngineConfig(), 0, {}
             )  # only the engine and its settings are read
         )
         moments: list[float] = []

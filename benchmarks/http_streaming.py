@@ -60,7 +60,7 @@ async def step_seconds(num_seqs: int, num_steps: int, kind: str, pause: float) -
         name="none", sampling_defaults={}, model_config=model, chat_template=None
     )
     engine = AsyncEngine(
-        LoadedEngine(load.engine, checkpoint, EngineConfig(), load.max_model_len, {}, {})
+        LoadedEngine(load.engine, checkpoint, EngineConfig(), load.max_model_len, {})
     )
     moments: list[float] = []
 

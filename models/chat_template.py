@@ -34,6 +34,7 @@ class ChatTemplate:
     Args:
       source: Jinja source.
       bos_token, eos_token: given to the template under these names; None gives nothing.
+      content_format: see the attribute; None finds out.
 
     Attributes:
       source: Jinja source.
@@ -48,14 +49,19 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, source: str, bos_token: str | None = None, eos_token: str | None = None
+        self,
+        source: str,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        *,
+        content_format: Literal["openai", "string"] | None = None,
     ) -> None:
         self.source = source
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         environment = _environment()
         try:
             tree = environment.parse(source)
-            self.content_format = _content_format(tree)
+            self.content_format = content_format or _content_format(tree)
             self._keeps_none = _tests_content_for_none(tree)
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:

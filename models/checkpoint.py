@@ -1,29 +1,41 @@
 """`open_checkpoint`: from what a user calls a model to its files, wherever they are.
 
-A checkpoint is a Hugging Face directory or a GGUF file; both are presented alike. Nothing but
-names and headers is read until it is asked for.
+A checkpoint is a Hugging Face directory, a GGUF file or what `paged convert` wrote; all are
+presented alike. Nothing but names and headers is read until it is asked for.
 """
 
+import contextlib
 import glob
 import os.path
 import re
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from flax import nnx
+
 from paged.models.chat_template import ChatTemplate
-from paged.models.config import ModelConfig
+from paged.models.config import DTYPES, ModelConfig
 from paged.models.demo import DEMO_MODEL_NAME, fetch_demo_model
 from paged.models.errors import CheckpointError
-from paged.models.gguf_config import gguf_eos_token_ids, gguf_model_config
+from paged.models.forward import abstract_model
+from paged.models.gguf_config import gguf_eos_token_ids, gguf_hf_config, gguf_model_config
 from paged.models.gguf_file import GGUFFile
 from paged.models.gguf_source import GGUFSource
 from paged.models.gguf_tokenizer import gguf_tokenizer
 from paged.models.json_file import read_json
+from paged.models.saved_params import restore_params
 from paged.models.tensor_source import TensorSource
 from paged.models.tokenizer import Tokenizer
-from paged.models.weights import SafetensorsSource
+from paged.models.weights import SafetensorsSource, load_params
+
+SAVED_FILE, SAVED_PARAMS = "paged.json", "params"
+"""What tells a folder that `paged convert` wrote from others, and its folder of parameters."""
+
+SAVED_FORMAT = 1
+"""Version of what lies in such a folder."""
 
 _ACCEPTED = "a local directory, a GGUF file or a Hugging Face model id (organisation/name)"
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -59,8 +71,13 @@ class Checkpoint(ABC):
 
     @property
     @abstractmethod
+    def hf_config(self) -> dict[str, Any]:
+        """What `config.json` says, or would say."""
+
+    @cached_property
     def model_config(self) -> ModelConfig:
         """The shape of the model; raises `UnsupportedModelError` if it is not implemented."""
+        return ModelConfig.from_hf(self.hf_config)
 
     @property
     @abstractmethod
@@ -80,6 +97,28 @@ class Checkpoint(ABC):
     @abstractmethod
     def open_source(self) -> TensorSource:
         """Return access to the tensors by name; raises `CheckpointError` if they are damaged."""
+
+    def load_params(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: str,
+        quantization: str | None = None,
+        shardings: Any = None,
+        kv_head_copies: int = 1,
+        progress: bool = True,
+    ) -> nnx.State[Any, Any]:
+        """Return the parameters of `config`; see `paged.models.weights.load_params`."""
+        with contextlib.closing(self.open_source()) as source:
+            return load_params(
+                config,
+                source,
+                dtype=dtype,
+                quantization=quantization,
+                shardings=shardings,
+                kv_head_copies=kv_head_copies,
+                progress=progress,
+            )
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -105,9 +144,9 @@ class DirectoryCheckpoint(Checkpoint):
     """A Hugging Face directory: config.json, tokenizer.json, *.safetensors."""
 
     @cached_property
-    def model_config(self) -> ModelConfig:
-        """See `Checkpoint.model_config`."""
-        return ModelConfig.from_hf(read_json(self.path / "config.json"))
+    def hf_config(self) -> dict[str, Any]:
+        """See `Checkpoint.hf_config`."""
+        return read_json(self.path / "config.json")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -135,12 +174,68 @@ class DirectoryCheckpoint(Checkpoint):
         return SafetensorsSource(self.path)
 
 
+class SavedCheckpoint(DirectoryCheckpoint):
+    """A folder that `paged convert` wrote: as a Hugging Face directory, but for the parameters.
+
+    Raises:
+      CheckpointError: if it was written by another version, in another format.
+    """
+
+    def __init__(self, name: str, path: Path) -> None:
+        super().__init__(name, path)
+        self._about = about = read_json(path / SAVED_FILE)
+        if about.get("format") != SAVED_FORMAT or about.get("dtype") not in DTYPES:
+            raise CheckpointError(
+                f"{path / SAVED_FILE}: format={about.get('format')!r} with dtype="
+                f"{about.get('dtype')!r} is not what this version reads (format {SAVED_FORMAT}); "
+                "run `paged convert` again."
+            )
+
+    @cached_property
+    def model_config(self) -> ModelConfig:
+        """See `Checkpoint.model_config`; as the parameters were saved."""
+        config = ModelConfig.from_hf(self.hf_config)
+        return replace(
+            config, dtype=self._about["dtype"], saved_quantization=self._about.get("quantization")
+        )
+
+    def open_source(self) -> TensorSource:
+        """Raise: there are no tensors under the names of a checkpoint."""
+        raise CheckpointError(f"{self.path} holds saved parameters; use load_params.")
+
+    def load_params(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: str,
+        quantization: str | None = None,
+        shardings: Any = None,
+        kv_head_copies: int = 1,
+        progress: bool = True,
+    ) -> nnx.State[Any, Any]:
+        """See `Checkpoint.load_params`; raises `CheckpointError` if they do not fit the config."""
+        stored = replace(config, num_kv_heads=kv_head_copies * config.num_kv_heads)
+        _, expected = abstract_model(stored, dtype=dtype, quantization=quantization)
+        return restore_params(
+            self.path / SAVED_PARAMS,
+            expected,
+            shardings=shardings,
+            kv_head_copies=kv_head_copies,
+            progress=progress,
+        )
+
+
 class GGUFCheckpoint(Checkpoint):
     """A GGUF file, which holds everything."""
 
     @cached_property
     def _file(self) -> GGUFFile:
         return GGUFFile(self.path)
+
+    @cached_property
+    def hf_config(self) -> dict[str, Any]:
+        """See `Checkpoint.hf_config`."""
+        return gguf_hf_config(self._file)
 
     @cached_property
     def model_config(self) -> ModelConfig:
@@ -200,7 +295,41 @@ def open_checkpoint(
     raise CheckpointError(f"{model} does not exist; pass {_ACCEPTED}.")
 
 
+def read_model_config(
+    model: str, *, revision: str | None = None, token: str | None = None
+) -> ModelConfig:
+    """Return the shape of a model without its weights.
+
+    Args:
+      model: a directory, a `config.json`, a GGUF file or a Hugging Face model id, of which only
+        config.json is fetched.
+      revision, token: as in `open_checkpoint`.
+
+    Raises:
+      CheckpointError: if there is no such model, or it cannot be fetched.
+      UnsupportedModelError: if it is not implemented.
+    """
+    path = Path(os.path.expanduser(model))
+    if path.is_file() and path.suffix == ".json":
+        return ModelConfig.from_hf(read_json(path))
+    if not path.exists() and _HUB_GGUF.fullmatch(model):
+        raise CheckpointError(
+            f"{model}: the shape of a GGUF file on the Hub is known only once all of it is here; "
+            "fetch it and pass its path, or name a repository that has a config.json."
+        )
+    if not path.exists() and path.suffix != ".gguf" and _HUB_ID.fullmatch(model):
+        return _open_directory(model, _fetch(model, ["config.json"], revision, token)).model_config
+    return open_checkpoint(model).model_config
+
+
 def _open_directory(model: str, path: Path) -> Checkpoint:
+    if (path / SAVED_FILE).is_file():
+        return SavedCheckpoint(model, path)
+    if (path / SAVED_PARAMS).is_dir() and not any(path.glob("*.safetensors*")):
+        raise CheckpointError(
+            f"{model} has {SAVED_PARAMS}/ but no {SAVED_FILE}: `paged convert` did not finish; run "
+            "it again."
+        )
     if (path / "config.json").is_file():
         return DirectoryCheckpoint(model, path)
     files = sorted(file.name for file in path.glob("*.gguf"))

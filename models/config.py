@@ -58,6 +58,8 @@ class ModelConfig:
       logit_divisor: what the logits are divided by.
       attention_sinks: each head's softmax also runs over a logit of its own, a parameter.
       experts: the mixture of experts in the place of MLPs, None for a dense model.
+      saved_quantization: what `--quantization` made of the weights before they were saved by
+        `paged convert`; None: nothing, or they are no such weights.
     """
 
     architecture: str
@@ -93,6 +95,7 @@ class ModelConfig:
     logit_divisor: float = 1.0
     attention_sinks: bool = False
     experts: ExpertsConfig | None = None
+    saved_quantization: str | None = None
 
     def __post_init__(self) -> None:
         if not self.layer_windows:
@@ -163,6 +166,11 @@ class ModelConfig:
         if self.rope.kind != "longrope":
             return self
         return replace(self, rope=replace(self.rope, context_length=max_model_len))
+
+    @property
+    def quantization_method(self) -> str | None:
+        """How the weights are quantised as they are stored; None if they are not."""
+        return self.saved_quantization if self.quantization is None else self.quantization.method
 
     def layer_rope(self, layer: int) -> RopeConfig:
         """Return the rotary embedding of a layer."""

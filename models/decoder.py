@@ -1,20 +1,23 @@
-"""The decoder-only skeleton: attention over the paged cache and MLPs, on a residual stream.
+"""The decoder-only skeleton: attention and MLPs on a residual stream.
 
 Families differ from it by configuration (where norms are, soft caps, windows, rotary embeddings),
 not by code. Layers are unrolled, and each keeps its own cache array, so that a donated cache is
-updated in place.
+updated in place. What a layer attends to, a paged cache or whole sequences, is its context's
+business (`paged.models.attention_context`).
 """
 
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from paged.attention import AttentionPlan, plan_attention
 from paged.attention_call import AttentionCall
 from paged.cache_groups import CacheGroup, one_group
 from paged.metadata import AttentionMetadata
+from paged.models.attention_context import AttentionContext, DenseContext, PagedContext
 from paged.models.batch import ForwardBatch
 from paged.models.branch import Branch
 from paged.models.config import ModelConfig
@@ -56,19 +59,14 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "num_tokens hidden"],
-        kv_cache: Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
         cos_sin: tuple[Array, Array],
-        metadata: AttentionMetadata,
-        plan: AttentionPlan,
-    ) -> tuple[
-        Float[Array, "num_tokens hidden"],
-        Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
-    ]:
-        """Return the residual stream after this layer, and the layer's updated cache."""
+        context: AttentionContext,
+    ) -> tuple[Float[Array, "num_tokens hidden"], Array | None]:
+        """Return the residual stream after this layer, and the context's updated cache."""
         branch = Branch(self.attention_norm, self.attention_post_norm, self.multiplier)
-        x, kv_cache = self.attention(x, branch, kv_cache, cos_sin, metadata, plan)
+        x, kv_cache = self.attention(x, branch, cos_sin, context)
         branch = Branch(self.mlp_norm, self.mlp_post_norm, self.multiplier)
-        return self.mlp(x, branch, metadata.num_rows), kv_cache
+        return self.mlp(x, branch, context.num_rows), kv_cache
 
 
 def make_norm(config: ModelConfig, dtype: str) -> RMSNorm:
@@ -129,25 +127,49 @@ class DecoderLM(nnx.Module):
         self, batch: ForwardBatch, kv_layers: tuple[Array, ...]
     ) -> tuple[Float[Array, "num_tokens hidden"], tuple[Array, ...]]:
         """Return the hidden states after the final norm, and the updated cache arrays."""
-        ropes = [self.config.layer_rope(layer) for layer in range(self.config.num_layers)]
-        cos_sin = {
-            rope: rope_cos_sin(batch.positions, rope, self.config.head_dim)
-            for rope in dict.fromkeys(ropes)
-        }
+        cos_sin = self._angles(batch.positions)
         x = self.embed(batch.token_ids)
         plans: dict[tuple[int, int | None], AttentionPlan] = {}
         arrays = list(kv_layers)
-        for layer, rope, place in zip(self.layers, ropes, self.cache_places, strict=True):
+        for layer, angles, place in zip(self.layers, cos_sin, self.cache_places, strict=True):
             metadata = batch.attention[place.group]
             window = layer.attention.sliding_window
             plan = plans.get((place.group, window))
             if plan is None:
                 plan = self._plan_attention(metadata, x, arrays[0], window)
                 plans[place.group, window] = plan
-            x, arrays[place.array] = _apply_layer(
-                layer, x, arrays[place.array], cos_sin[rope], metadata, plan
-            )
+            context = PagedContext(arrays[place.array], metadata, plan)
+            x, updated = _apply_layer(layer, x, angles, context)
+            assert updated is not None
+            arrays[place.array] = updated
         return self.norm(x), tuple(arrays)
+
+    def dense(
+        self, token_ids: Int[Array, "num_seqs length"], *, remat: bool = False
+    ) -> Float[Array, "num_seqs length hidden"]:
+        """Return the hidden states of whole sequences after the final norm; no cache is used.
+
+        Args:
+          token_ids: int32 `[num_seqs, length]`, each from position 0 on.
+          remat: keep only each layer's input for a gradient, and compute the rest again.
+        """
+        num_seqs, length = token_ids.shape
+        cos_sin = self._angles(jnp.tile(jnp.arange(length, dtype=jnp.int32), num_seqs))
+        context = DenseContext(num_seqs, length)
+        apply = jax.checkpoint(_apply_layer) if remat else _apply_layer
+        x = self.embed(token_ids.reshape(-1))
+        for layer, angles in zip(self.layers, cos_sin, strict=True):
+            x, _ = apply(layer, x, angles, context)
+        return self.norm(x).reshape(num_seqs, length, -1)
+
+    def _angles(self, positions: Array) -> list[tuple[Array, Array]]:
+        """Return the rotary embedding's angles by layer; layers share what is equal."""
+        ropes = [self.config.layer_rope(layer) for layer in range(self.config.num_layers)]
+        angles = {
+            rope: rope_cos_sin(positions, rope, self.config.head_dim)
+            for rope in dict.fromkeys(ropes)
+        }
+        return [angles[rope] for rope in ropes]
 
     def _plan_attention(
         self, metadata: AttentionMetadata, x: Array, kv_cache: Array, window: int | None
@@ -198,13 +220,8 @@ def _table(config: ModelConfig, *, dtype: str, is_head: bool, rngs: nnx.Rngs) ->
 
 @jax.jit
 def _apply_layer(
-    layer: DecoderLayer,
-    x: Array,
-    kv_cache: Array,
-    cos_sin: tuple[Array, Array],
-    metadata: AttentionMetadata,
-    plan: AttentionPlan,
-) -> tuple[Array, Array]:
+    layer: DecoderLayer, x: Array, cos_sin: tuple[Array, Array], context: AttentionContext
+) -> tuple[Array, Array | None]:
     # Jitted for its cache alone: a layer is a pytree, and layers of one shape share a trace, so a
     # model of 30 layers is traced once. XLA inlines the calls again.
-    return layer(x, kv_cache, cos_sin, metadata, plan)
+    return layer(x, cos_sin, context)

@@ -1,11 +1,13 @@
 """The model as pure functions of its parameters: `forward`, its head, and its structure."""
 
+import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from paged.cache_groups import CacheGroup
 from paged.kv_cache import KVCache
@@ -48,6 +50,85 @@ def compute_logits(
 ) -> Float[Array, "n vocab_size"]:
     """Return float32 logits `[n, vocab_size]` of rows of `forward`'s hidden states."""
     return nnx.merge(graphdef, params).logits(hidden)
+
+
+def dense_forward(
+    graphdef: GraphDef,
+    params: nnx.State[Any, Any],
+    token_ids: Int[Array, "..."],
+    *,
+    remat: bool = False,
+) -> Float[Array, "num_seqs length hidden_size"]:
+    """Run the decoder over whole sequences, without a cache; it has a gradient.
+
+    For use inside of `jax.jit` and `jax.grad`. Attention is causal, so what pads a sequence at its
+    end changes nothing before it. Scores of attention take memory that grows with length squared.
+
+    Args:
+      graphdef, params: the split model, see `paged.models.load`. Weights in fewer bits are
+        constants: there is a gradient for plain ones only, and none for weights that are packed for
+        a CPU.
+      token_ids: int32 `[num_seqs, length]`.
+      remat: keep only each layer's input for the gradient, and compute the rest again: less memory
+        for about a third more time.
+
+    Returns:
+      Hidden states after the final norm, `[num_seqs, length, hidden_size]`.
+
+    Raises:
+      ValueError: if `token_ids` has not two axes.
+    """
+    if token_ids.ndim != 2:
+        raise ValueError(f"token_ids has shape {token_ids.shape}; it must be [num_seqs, length].")
+    model = nnx.merge(graphdef, params)
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, Experts):
+            module.backend = "xla"
+    return model.dense(token_ids, remat=remat)
+
+
+def dense_logits(
+    graphdef: GraphDef,
+    params: nnx.State[Any, Any],
+    token_ids: Int[Array, "num_seqs length"],
+    *,
+    remat: bool = False,
+) -> Float[Array, "num_seqs length vocab_size"]:
+    """Return float32 logits `[num_seqs, length, vocab_size]`; see `dense_forward`."""
+    hidden = dense_forward(graphdef, params, token_ids, remat=remat)
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    return compute_logits(graphdef, params, rows).reshape(*token_ids.shape, -1)
+
+
+def token_logprobs(
+    graphdef: GraphDef,
+    params: nnx.State[Any, Any],
+    token_ids: Int[Array, "num_seqs length"],
+    *,
+    remat: bool = False,
+) -> Float[Array, "num_seqs length_minus_1"]:
+    """Return the log probability of each token but the first, given those before it.
+
+    Sequence by sequence, and again for the gradient: the logits of one are in memory at a time.
+
+    Args:
+      graphdef, params, token_ids, remat: see `dense_forward`.
+
+    Returns:
+      float32 `[num_seqs, length - 1]`; column i is of `token_ids[:, i + 1]`, at temperature 1.
+    """
+    hidden = dense_forward(graphdef, params, token_ids, remat=remat)
+    head, head_params = split_head(graphdef, params)
+
+    @jax.checkpoint
+    def of_sequence(head_params: Any, hidden: Array, next_ids: Array) -> Array:
+        logprobs = jax.nn.log_softmax(nnx.merge(head, head_params).logits(hidden), axis=-1)
+        return jnp.take_along_axis(logprobs, next_ids[:, None], axis=1)[:, 0]
+
+    logprobs: Array = jax.lax.map(
+        lambda sequence: of_sequence(head_params, *sequence), (hidden[:, :-1], token_ids[:, 1:])
+    )
+    return logprobs
 
 
 type HeadDef = nnx.GraphDef[Embed]
@@ -104,6 +185,18 @@ def abstract_model(
 
     graphdef, state = nnx.split(nnx.eval_shape(create))
     return graphdef, state
+
+
+def model_in_full(config: ModelConfig, *, dtype: str) -> DecoderLM:
+    """Return a model of abstract weights, none of which is in fewer bits yet.
+
+    Args:
+      config: shape of the model; its quantization is what may be made of the weights.
+      dtype: element type of the parameters.
+    """
+    model = nnx.merge(*abstract_model(dataclasses.replace(config, quantization=None), dtype=dtype))
+    model.config = config
+    return model
 
 
 def linear_layers(model: DecoderLM) -> list[Linear | ExpertLinear | Embed]:

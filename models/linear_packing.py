@@ -1,6 +1,7 @@
 """`pack_linear_layers`: the weights of a loaded model in the layout of the native CPU kernels."""
 
 import concurrent.futures
+import functools
 import math
 import os
 from typing import Any
@@ -23,16 +24,21 @@ _ALIGNMENT = 64
 
 
 def pack_linear_layers(
-    graphdef: GraphDef, params: nnx.State[Any, Any], *, progress: bool = True
+    graphdef: GraphDef,
+    params: nnx.State[Any, Any],
+    *,
+    keep: bool = False,
+    progress: bool = True,
 ) -> nnx.State[Any, Any]:
-    """Return the parameters with packed linear layers and head; they take no more memory.
+    """Return the parameters with packed linear layers and head.
 
     A table that is both embedding and head is kept packed only, and looked up there. Weights in a
     form that the kernels do not have stay as they are.
 
     Args:
-      graphdef, params: the split model, on the CPU; each weight is deleted once it is packed, so
-        `params` cannot be used any more.
+      graphdef, params: the split model, on the CPU.
+      keep: leave `params` as they are. Otherwise each weight is deleted once it is packed: they
+        cannot be used any more, and no more memory is taken.
       progress: show a bar on standard error.
 
     Raises:
@@ -51,7 +57,8 @@ def pack_linear_layers(
             disable=not progress,
         ) as bar,
     ):
-        for layer, packed in zip(layers, pool.map(_pack, layers, places), strict=True):
+        pack_one = functools.partial(_pack, keep=keep)
+        for layer, packed in zip(layers, pool.map(pack_one, layers, places), strict=True):
             # The names of its axes stay, unused: packed weights live on one device.
             values_of(layer.weight).set_value(packed)
             bar.update(packed.nbytes)
@@ -85,7 +92,7 @@ def _packed_shape(layer: Linear | ExpertLinear | Embed, values: jax.Array) -> tu
     return packed_shape(num_outputs, values.size // num_outputs, values.dtype)
 
 
-def _pack(layer: Linear | ExpertLinear | Embed, place: np.ndarray) -> jax.Array:
+def _pack(layer: Linear | ExpertLinear | Embed, place: np.ndarray, *, keep: bool) -> jax.Array:
     weight = values_of(layer.weight)[...]
     if isinstance(layer, ExpertLinear):
         pack_experts(np.asarray(weight), place)
@@ -93,5 +100,6 @@ def _pack(layer: Linear | ExpertLinear | Embed, place: np.ndarray) -> jax.Array:
         pack(matrix_to_pack(layer.weight, math.prod(layer.output_shape)), place)
     # JAX uses memory that is aligned as it is, and keeps it as long as the array lives.
     packed: jax.Array = jax.device_put(place, next(iter(weight.devices())))
-    weight.delete()
+    if not keep:
+        weight.delete()
     return packed

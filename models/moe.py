@@ -96,11 +96,15 @@ class ExpertLinear(nnx.Module):
         return packed._replace(scales=packed.scales.reshape(self.output_shape), bias=bias)
 
     def of_groups(
-        self, x: Float[Array, "n num_inputs"], group_ends: Int[Array, "num_experts"]
+        self,
+        x: Float[Array, "n num_inputs"],
+        group_ends: Int[Array, "num_experts"],
+        backend: str,
     ) -> Float[Array, "n num_outputs"]:
         """Return the products of all groups of rows, by `expert_product`, of plain weights."""
         assert isinstance(self.weight, nnx.Param), "not a plain weight"
-        return expert_product(x, self.weight[...], self._bias_here(), group_ends)
+        bias = self._bias_here()
+        return expert_product(x, self.weight[...], bias, group_ends, backend=backend)
 
     def of_expert(
         self, expert: Int[Array, ""], x: Float[Array, "n num_inputs"]
@@ -126,6 +130,8 @@ class Experts(nnx.Module):
       expert_axis: mesh axis whose devices have the other experts, in order; None: all are here.
       sum_axis: mesh axis over which the outputs are summed, of other experts or of other features
         of these; None: all are here.
+      backend: of `expert_product`. "xla" has a gradient, but multiplies each row by all experts;
+        "auto" is a kernel, or else a loop over the groups.
     """
 
     def __init__(
@@ -134,6 +140,7 @@ class Experts(nnx.Module):
         self.config = config
         self.expert_axis: str | None = None
         self.sum_axis: str | None = None
+        self.backend = "auto"
         experts = {"experts": config.num_experts_here or config.num_experts}
         mlp, embed = {"mlp": config.intermediate_size}, {"embed": hidden_size}
 
@@ -162,8 +169,8 @@ class Experts(nnx.Module):
         x = rows.at[pairs.rows].get(mode="clip")
         if self._is_packed:
             outputs = self._packed_outputs(x, pairs.group_ends)
-        elif self._has_kernel(x):
-            outputs = self._kernel_outputs(x, pairs.group_ends)
+        elif self._has_product(x):
+            outputs = self._products(x, pairs.group_ends)
         else:
             outputs = map_groups(self._of_expert, x, pairs.group_ends, num_outputs=hidden_size)
         # Back in the order of rows; wide, so that the sum is rounded once.
@@ -195,16 +202,20 @@ class Experts(nnx.Module):
         )
         return packed_expert_linear(mixed, group_ends, [self.down_proj.packed()])
 
-    def _has_kernel(self, x: Array) -> bool:
-        """Return whether there is a kernel for the products of all groups at once."""
+    def _has_product(self, x: Array) -> bool:
+        """Return whether the products of all groups are computed at once."""
+        weights = [layer.weight for layer in self._layers]
         return all(
-            isinstance(layer.weight, nnx.Param) and choose_backend(x, layer.weight[...]) == "triton"
-            for layer in self._layers
+            isinstance(weight, nnx.Param)
+            and (self.backend != "auto" or choose_backend(x, weight[...]) == "triton")
+            for weight in weights
         )
 
-    def _kernel_outputs(self, x: Array, group_ends: Array) -> Array:
-        gate, up = (layer.of_groups(x, group_ends) for layer in (self.gate_proj, self.up_proj))
-        return self.down_proj.of_groups(self._gated(gate, up), group_ends)
+    def _products(self, x: Array, group_ends: Array) -> Array:
+        gate, up = (
+            layer.of_groups(x, group_ends, self.backend) for layer in (self.gate_proj, self.up_proj)
+        )
+        return self.down_proj.of_groups(self._gated(gate, up), group_ends, self.backend)
 
     def _of_expert(self, expert: Array, x: Array) -> Array:
         gate, up = self.gate_proj.of_expert(expert, x), self.up_proj.of_expert(expert, x)

@@ -44,6 +44,11 @@ class QuantizedLayer:
         """How many axes of the weight, the first, are outputs."""
         return len(self.layer.output_shape)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many outputs and inputs the weight has."""
+        return _shape(self.layer)
+
 
 def quantized_layers(model: DecoderLM, quantization: str | None) -> list[QuantizedLayer]:
     """Return the layers of an unquantised model whose weights are to be kept in fewer bits.
@@ -85,7 +90,9 @@ def quantize_layers(model: DecoderLM, quantization: str | None) -> None:
     for quantized in quantized_layers(model, quantization):
         weight = quantized.layer.weight
         assert isinstance(weight, nnx.Param), "quantised already"
-        quantized.layer.weight = store(weight, quantized.form, quantized.num_output_axes)
+        layer = quantized.layer
+        sum_axis = layer.sum_axis if isinstance(layer, Linear) else None
+        layer.weight = store(weight, quantized.form, quantized.num_output_axes, sum_axis)
 
 
 def resolve_quantization(requested: str | None, checkpoint: str | None) -> str | None:
@@ -120,12 +127,16 @@ def _scheme(
     formats, is_tied_head = model.config.quantization, layer is model.embed
     if formats is None or is_tied_head:
         return None
+    if isinstance(layer, ExpertLinear):
+        # The checkpoint stores one tensor for each expert, and so does its config name them.
+        module = module.replace(".experts.", ".experts.0.")
     scheme = formats.scheme(module)
     if scheme is not None and isinstance(layer, ExpertLinear):
+        tensors = ", ".join(scheme.tensors(*_shape(layer)))
         raise UnsupportedModelError(
-            f"{module} is quantised by the checkpoint's quantization_config, which is not "
-            "implemented for experts (but MXFP4 of gpt-oss); use the unquantized checkpoint, with "
-            f"quantization={' or '.join(ON_THE_FLY)} if you like."
+            f"{module} and the other experts are stored by {formats.method} ({tensors}); of "
+            "experts, only weights in full and gpt-oss' MXFP4 are implemented. Use the unquantized "
+            "checkpoint, with --quantization int8 to keep its experts in 8 bits."
         )
     problem = None if scheme is None else scheme.problem(*_shape(layer))
     if problem is not None:

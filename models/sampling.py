@@ -65,7 +65,7 @@ def sample(
     uses_masks = batch.uses_masks[0] > 0
     # In one branch: each costs a GPU a launch of its own, whether it is taken or not.
     logits = _change_if(
-        uses_edits | uses_masks, lambda x: _edit(_forbid(x, masks, uses_masks), batch), raw
+        uses_edits | uses_masks, lambda x: _edit(forbid(x, masks, uses_masks), batch), raw
     )
     logits = _change_if(uses_penalties, lambda x: _penalise(x, batch, history(), positions), logits)
     # Not in a branch even if all rows are greedy: XLA:CPU keeps branches to one thread.
@@ -75,11 +75,11 @@ def sample(
 
     def report() -> SampledTokens:
         def compute_masked() -> Array:
-            return _forbid(compute_logits(), masks, uses_masks)
+            return forbid(compute_logits(), masks, uses_masks)
 
         is_changed = uses_edits | uses_penalties
         unchanged = lax.cond(is_changed, lambda _: compute_masked(), lambda x: x, logits)
-        return _with_logprobs(unchanged, token_ids, max_logprobs=max_logprobs)
+        return with_logprobs(unchanged, token_ids, max_logprobs=max_logprobs)
 
     wants_logprobs = batch.wants_logprobs[0] > 0
     report_none = functools.partial(_without_logprobs, token_ids, max_logprobs=max_logprobs)
@@ -122,11 +122,13 @@ def mask_words(vocab_size: int) -> int:
     return -(-vocab_size // _MASK_BITS)
 
 
-def _forbid(logits: Array, masks: Array, is_used: Array) -> Array:
-    """Forbid the tokens whose bit is 0, if masks are used."""
+def forbid(logits: Array, masks: Array, is_used: Array | None = None) -> Array:
+    """Forbid the tokens whose bit is 0, unless masks are not used."""
     bits = (masks[:, :, None] >> jnp.arange(_MASK_BITS, dtype=jnp.int32)[None, None, :]) & 1
     is_allowed = bits.reshape(logits.shape[0], -1)[:, : logits.shape[1]] > 0
-    return jnp.where(is_allowed | ~is_used, logits, -jnp.inf)
+    if is_used is not None:
+        is_allowed |= ~is_used
+    return jnp.where(is_allowed, logits, -jnp.inf)
 
 
 def _uses_penalties(batch: SamplingBatch) -> Array:
@@ -211,8 +213,14 @@ def _without_logprobs(token_ids: Array, *, max_logprobs: int) -> SampledTokens:
     )
 
 
-def _with_logprobs(logits: Array, token_ids: Array, *, max_logprobs: int) -> SampledTokens:
-    """Return the tokens with their log probabilities under these logits."""
+def with_logprobs(logits: Array, token_ids: Array, *, max_logprobs: int) -> SampledTokens:
+    """Return tokens with their log probabilities under these logits.
+
+    Args:
+      logits: float32 `[num_rows, vocab_size]`.
+      token_ids: int32 `[num_rows]`, one per row.
+      max_logprobs: alternatives reported per row.
+    """
     normaliser = jax.nn.logsumexp(logits, axis=1, keepdims=True)
     sampled = jnp.take_along_axis(logits, token_ids[:, None], axis=1)
     top, top_ids = _top_tokens(logits, min(max_logprobs, logits.shape[1]))

@@ -1,20 +1,18 @@
-"""`Attention`: grouped-query attention over one layer of the paged cache."""
+"""`Attention`: grouped-query attention over what its context holds, such as a paged cache."""
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from paged.attention import AttentionPlan, ragged_paged_attention
-from paged.metadata import AttentionMetadata
+from paged.models.attention_context import AttentionContext, AttentionOptions
 from paged.models.branch import Branch
 from paged.models.config import ModelConfig
 from paged.models.layers import Linear, RMSNorm, project
 from paged.models.parameters import parameter
-from paged.rope_write import rotate_and_write_kv
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with rotary embedding over one layer of the paged cache."""
+    """Grouped-query attention with rotary embedding."""
 
     def __init__(
         self,
@@ -56,37 +54,23 @@ class Attention(nnx.Module):
         self,
         x: Float[Array, "num_tokens hidden"],
         branch: Branch,
-        kv_cache: Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
         cos_sin: tuple[Array, Array],
-        metadata: AttentionMetadata,
-        plan: AttentionPlan,
-    ) -> tuple[
-        Float[Array, "num_tokens hidden"],
-        Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
-    ]:
-        """Return the stream x after this branch, and the cache with this step's keys."""
-        num_rows = metadata.num_rows
+        context: AttentionContext,
+    ) -> tuple[Float[Array, "num_tokens hidden"], Array | None]:
+        """Return the stream x after this branch, and the context's updated cache, if it has one."""
+        num_rows = context.num_rows
         projections = self.q_proj, self.k_proj, self.v_proj
         q, k, v = project(x, *projections, norm=branch.norm, num_rows=num_rows)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        backend = self.attention_backend
-        q, kv_cache = rotate_and_write_kv(
-            q, k, v, kv_cache, *cos_sin, metadata.slot_mapping, backend=backend
-        )
-        mixed = ragged_paged_attention(
-            q,
-            kv_cache,
-            metadata.block_tables,
-            metadata.seq_lens,
-            metadata.query_start_loc,
+        options = AttentionOptions(
             scale=self.scale,
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
             sinks=None if self.sinks is None else self.sinks[...],
-            backend=backend,
-            plan=plan,
+            backend=self.attention_backend,
         )
+        mixed, kv_cache = context.attend(q, k, v, cos_sin, options)
         return branch.project_and_join(x, mixed, self.o_proj, num_rows), kv_cache
 
 

@@ -29,7 +29,7 @@ from paged.models.programs import Program, ProgramSource
 from paged.models.sampling import mask_words, sample
 
 type Forward = Callable[
-    [tuple[Array, ...], KVCache, np.ndarray, Array], tuple[Array, Array, KVCache]
+    [tuple[Array, ...], KVCache, np.ndarray, Array], tuple[Array, Array, KVCache, Array]
 ]
 """Compiled `forward_step`: (parameter leaves, cache, packed inputs, last tokens) to its results."""
 
@@ -55,7 +55,7 @@ def forward_step(
     treedef: Any,
     graphdef: Any,
     layout: BatchLayout,
-) -> tuple[Array, Array, KVCache]:
+) -> tuple[Array, Array, KVCache, Array]:
     """Run the model over one packed batch and write its keys and values.
 
     Args:
@@ -71,13 +71,14 @@ def forward_step(
     Returns:
       The final hidden states where each sequence ends, `[num_seqs, hidden_size]` (padding rows
       hold garbage), the part of `packed` that describes sequences, int32 `[layout.rows_size]`,
-      and the cache.
+      the cache, and the final hidden states of all tokens, `[num_tokens, hidden_size]`, for
+      those whose prompt is scored (docs/decisions/0038).
     """
     params = jax.tree.unflatten(treedef, leaves)
     batch = layout.unpack_forward(packed)
     batch = dataclasses.replace(batch, token_ids=_resolve(batch.token_ids, last_tokens))
     hidden, kv_cache = forward(graphdef, params, kv_cache, batch)
-    return hidden[batch.logits_indices], packed[: layout.rows_size], kv_cache
+    return hidden[batch.logits_indices], packed[: layout.rows_size], kv_cache, hidden
 
 
 def _resolve(token_ids: Array, last_tokens: Array) -> Array:
@@ -193,7 +194,7 @@ def compile_forward(
     leaves, treedef = jax.tree.flatten(params)
     step = functools.partial(forward_step, treedef=treedef, graphdef=graphdef, layout=layout)
     arguments = tuple(leaves), kv_cache, layout.empty(), np.zeros(max_num_seqs, np.int32)
-    outputs = 0, 0, kv_cache
+    outputs = 0, 0, kv_cache, 0
     program = Program(f"forward {layout}", step, arguments, outputs, donated=(1,))
     compiled: Forward = store.make(program)
     return compiled

@@ -14,9 +14,10 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from paged.models.config import ModelConfig
-from paged.models.forward import abstract_model, param_shardings
+from paged.models.forward import abstract_model, model_in_full, param_shardings
 from paged.models.moe_config import ExpertsConfig
 from paged.models.mxfp4_weight import GROUP_SIZE
+from paged.models.quantization import QuantizedLayer, quantized_layers
 from paged.sharding import ShardingRules
 
 
@@ -96,6 +97,37 @@ class TensorParallel:
             reasons.append(f"num_kv_heads={num_kv_heads} is neither a multiple nor a divisor of it")
         return reasons
 
+    def check_quantized_weights(self, quantization: str | None) -> None:
+        """Raise `ValueError` if a weight in fewer bits has no parts that are such weights, too.
+
+        Args:
+          quantization: see `resolve_quantization`.
+        """
+        if self.size == 1:
+            return
+        model = model_in_full(self.whole, dtype="float32")
+        for layer in quantized_layers(model, quantization):
+            if reason := self._indivisible_weight(layer):
+                raise ValueError(
+                    f"tensor_parallel_size={self.size} does not split {layer.module} as it is "
+                    f"quantised: {reason}. Use a smaller tensor_parallel_size, down to 1, or "
+                    "weights that are quantised differently."
+                )
+
+    def _indivisible_weight(self, layer: QuantizedLayer) -> str | None:
+        weight, num_output_axes = layer.layer.weight, layer.num_output_axes
+        assert isinstance(weight, nnx.Param)
+        spec = self.rules.partition_spec(weight.get_metadata("out_sharding"))
+        num_outputs, num_inputs = layer.shape
+        outputs, inputs = (
+            self.size if any(axes) else 1
+            for axes in (spec[:num_output_axes], spec[num_output_axes:])
+        )
+        reason = layer.form.split_problem(num_inputs, inputs) if inputs > 1 else None
+        if reason is None and layer.scheme is not None:
+            reason = layer.scheme.problem(num_outputs // outputs, num_inputs // inputs)
+        return reason
+
     def _part_of_experts(self, experts: ExpertsConfig) -> ExpertsConfig:
         if self.rules.experts is None:
             return dataclasses.replace(
@@ -115,6 +147,7 @@ class TensorParallel:
         Raises:
           ValueError: if a slice is not what a part needs, which names the parameter.
         """
+        self.check_quantized_weights(quantization)
         _, whole = abstract_model(self.whole, dtype=dtype, quantization=quantization)
         _, part = abstract_model(self.part, dtype=dtype, quantization=quantization)
         shardings = param_shardings(whole, self.rules, mesh)

@@ -1,5 +1,6 @@
 """`match_tensors`: where each parameter lies in a checkpoint, or all that does not fit."""
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from paged.models.quantization import QuantizedLayer
 from paged.models.quantized.reading import layer_tensors, read_layer, same_shape
 from paged.models.registry import ARCHITECTURES, WeightRule
 from paged.models.tensor_source import TensorSource
+
+logger = logging.getLogger(__name__)
 
 # Buffers that old checkpoints store and that follow from the config.
 _IGNORED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
@@ -154,12 +157,25 @@ def _check(
         for name in available - expected.keys() - optional - ignored
         if not _is_ignored(name, config)
     )
+    _warn_of_ignored(available, config)
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": misshaped}
     if any(problems.values()):
         listed = [f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names]
         raise CheckpointError(
             f"the checkpoint's tensors do not fit its config ({config.architecture}); "
             f"{'; '.join(listed)}. Fetch the checkpoint again, or correct the config."
+        )
+
+
+def _warn_of_ignored(available: set[str], config: ModelConfig) -> None:
+    formats = config.quantization
+    names = sorted(n for n in available if formats is not None and formats.ignores_tensor(n))
+    if names:
+        logger.warning(
+            "%d tensors with scales of keys and values, such as %s, are not used: the KV cache "
+            "holds keys and values as they are.",
+            len(names),
+            names[0],
         )
 
 

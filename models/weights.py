@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from paged.models.config import DTYPES, ModelConfig
 from paged.models.errors import CheckpointError
-from paged.models.forward import abstract_model
+from paged.models.forward import abstract_model, model_in_full
 from paged.models.json_file import read_json
 from paged.models.quantization import QuantizedLayer, quantized_layers
 from paged.models.quantized.form import WeightForm
@@ -139,10 +139,8 @@ def load_params(
     arrange = ARCHITECTURES[config.architecture].arrange
     if arrange is not None:
         source = arrange(source)
-    graphdef, abstract = abstract_model(replace(config, quantization=None), dtype=dtype)
-    # With the checkpoint's config again: its weights are not in fewer bits yet.
-    model = nnx.merge(graphdef, abstract)
-    model.config = config
+    model = model_in_full(config, dtype=dtype)
+    abstract = nnx.state(model)
     quantized = {layer.path: layer for layer in quantized_layers(model, quantization)}
     tensors = match_tensors(config, abstract, quantized, source)
     stored = replace(config, num_kv_heads=kv_head_copies * config.num_kv_heads)
@@ -153,6 +151,7 @@ def load_params(
     leaves, wanted = nnx.to_flat_state(abstract), dict(nnx.to_flat_state(target))
     places = dict(zip(wanted, jax.tree.leaves(shardings), strict=True))
     total = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in wanted.values())
+    heads = _KvHeads(config.num_kv_heads, kv_head_copies)
     loaded: dict[Any, jax.Array] = {}
     with tqdm(
         total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress
@@ -162,13 +161,13 @@ def load_params(
             places_here = {at: where for at, where in places.items() if at[: len(path)] == path}
             # What is read must be gone before the next is.
             if layer is not None and layer.scheme is not None:
-                arrays = _load_quantized(layer, place, source, wanted, places_here, kv_head_copies)
+                arrays = _load_quantized(layer, place, source, wanted, places_here, heads)
             elif layer is not None:
-                values = _repeat_kv_heads(place.read(source), leaf, kv_head_copies)
+                values = heads.repeat(place.read(source), leaf)
                 arrays = _quantize(layer, values, leaf.dtype, places_here)
                 del values
             else:
-                values = _repeat_kv_heads(place.read(source), leaf, kv_head_copies)
+                values = heads.repeat(place.read(source), leaf)
                 arrays = {path: _to_device(values, leaf.dtype, places[path])}
                 del values
             loaded |= arrays
@@ -198,17 +197,14 @@ def _load_quantized(
     source: TensorSource,
     wanted: dict[Any, Any],
     places: _Places,
-    kv_head_copies: int,
+    heads: "_KvHeads",
 ) -> dict[Any, jax.Array]:
     """Return the parts of a weight that the checkpoint has in fewer bits, by their paths."""
     parts = place.read_quantized(source, layer)
     arrays = {}
     for path, where in places.items():
-        leaf, shape = wanted[path], list(wanted[path].shape)
-        axes = leaf.get_metadata("out_sharding")
-        if "kv_heads" in axes:
-            shape[axes.index("kv_heads")] //= kv_head_copies
-        values = _repeat_kv_heads(parts[path[-1]].reshape(shape), leaf, kv_head_copies)
+        leaf = wanted[path]
+        values = heads.repeat(parts[path[-1]].reshape(heads.stored_shape(leaf)), leaf)
         arrays[path] = _to_device(values, leaf.dtype, where)
     return arrays
 
@@ -224,11 +220,31 @@ def _quantizer(
     return jax.jit(quantize, out_shardings=dict(shardings))
 
 
-def _repeat_kv_heads(values: np.ndarray, leaf: Any, copies: int) -> np.ndarray:
-    axes = leaf.get_metadata("out_sharding")
-    if copies == 1 or "kv_heads" not in axes:
-        return values
-    return np.repeat(values, copies, axis=axes.index("kv_heads"))
+@dataclass(frozen=True, slots=True)
+class _KvHeads:
+    """How many kv heads a checkpoint has, and how often each is wanted, one after the other."""
+
+    number: int
+    copies: int
+
+    def stored_shape(self, leaf: Any) -> tuple[int, ...]:
+        """Return the shape in the checkpoint of a parameter that is wanted with all copies."""
+        axis = self._axis(leaf)
+        return tuple(n // self.copies if i == axis else n for i, n in enumerate(leaf.shape))
+
+    def repeat(self, values: np.ndarray, leaf: Any) -> np.ndarray:
+        """Return a parameter's values with the copies; its axis of heads may hold their features,
+        too."""
+        axis = self._axis(leaf)
+        if axis is None or self.copies == 1:
+            return values
+        before, after = values.shape[:axis], values.shape[axis + 1 :]
+        by_head = np.repeat(values.reshape(*before, self.number, -1, *after), self.copies, axis)
+        return by_head.reshape(*before, -1, *after)
+
+    def _axis(self, leaf: Any) -> int | None:
+        axes = leaf.get_metadata("out_sharding")
+        return axes.index("kv_heads") if "kv_heads" in axes else None
 
 
 def _to_device(values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding) -> jax.Array:

@@ -98,7 +98,8 @@ class InputProcessor:
         stop_ids = frozenset(params.stop_token_ids or ())
         if not params.ignore_eos:
             stop_ids |= self._other_eos
-        self._check_stop_ids(params)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("logprob_token_ids", params.logprob_token_ids)
         held_back = {*stop_ids, *self._other_eos}
         if self._eos_token_id is not None:
             held_back.add(self._eos_token_id)
@@ -112,6 +113,10 @@ class InputProcessor:
         # What is not sampled has no log probabilities, obeys no edits and may hide a stop string.
         jumps = params.logprobs is None and edits is None and not params.stop_strings
         child_params = params if params.n == 1 else dataclasses.replace(params, n=1)
+        # One of the samples scores the prompt they share.
+        later_params = child_params
+        if child_params.prompt_logprobs is not None:
+            later_params = dataclasses.replace(child_params, prompt_logprobs=None)
         requests = []
         for index in range(params.n):
             seed = self._random.getrandbits(64) if params.seed is None else params.seed + index
@@ -119,7 +124,7 @@ class InputProcessor:
                 Request(
                     request_id=request_id if params.n == 1 else f"{index}_{request_id}",
                     prompt_token_ids=prompt,
-                    params=child_params,
+                    params=later_params if index else child_params,
                     max_tokens=max_tokens,
                     eos_token_id=eos,
                     stop_token_ids=stop_ids,
@@ -169,11 +174,11 @@ class InputProcessor:
             )
         return min(params.max_tokens, limit - len(prompt))
 
-    def _check_stop_ids(self, params: SamplingParams) -> None:
-        for token_id in params.stop_token_ids or ():
+    def _check_ids(self, name: str, ids: Sequence[int] | None) -> None:
+        for token_id in ids or ():
             if token_id >= self._vocab_size:
                 raise ParameterError(
-                    "stop_token_ids",
+                    name,
                     token_id,
                     f"must hold ids below the vocabulary size {self._vocab_size}",
                 )

@@ -5,6 +5,7 @@ come back in one hand-over (docs/decisions/0008).
 """
 
 import asyncio
+import functools
 import logging
 import queue
 import threading
@@ -15,22 +16,28 @@ from typing import Any
 
 from paged.models.checkpoint import Checkpoint
 from paged.models.tokenizer import Tokenizer
+from paged.profiler import StepProfiler
 from paged.scheduler.cache_event_relay import CacheEventRelay
 from paged.scheduler.cache_events import CacheEvent
 from paged.scheduler.config import EngineConfig, StepLimits
 from paged.scheduler.deltas import Delta, join
 from paged.scheduler.engine import Engine
-from paged.scheduler.errors import EngineDeadError, QueueFullError
+from paged.scheduler.errors import EngineDeadError, QueueFullError, SlowConsumerError
 from paged.scheduler.loading import LoadedEngine, load_engine
 from paged.scheduler.mailbox import Mailbox
 from paged.scheduler.output import RequestOutput, StepStats
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import CacheMode, Request
+from paged.scheduler.startup import Phase
+from paged.scheduler.weight_update import IN_FLIGHT, InFlight, WaitingUpdate
 
 logger = logging.getLogger(__name__)
 
 # A step of a large model on a slow CPU may take tens of seconds; one that takes longer is stuck.
 _STALL_SECONDS = 300.0
+
+# Tokens: what a socket holds before a slow reader is felt here is several thousand more.
+_MAX_BACKLOG = 8192
 
 
 class AsyncEngine:
@@ -39,20 +46,30 @@ class AsyncEngine:
     Args:
       loaded: an engine and what it was loaded from.
       stall_seconds: time without progress after which `check_health` gives the engine up.
+      max_backlog: most deltas that wait for a consumer; a request with more is ended.
     """
 
-    def __init__(self, loaded: LoadedEngine, *, stall_seconds: float = _STALL_SECONDS) -> None:
+    def __init__(
+        self,
+        loaded: LoadedEngine,
+        *,
+        stall_seconds: float = _STALL_SECONDS,
+        max_backlog: int = _MAX_BACKLOG,
+    ) -> None:
         self._loaded = loaded
         self._engine: Engine = loaded.engine
         self._stall_seconds = stall_seconds
+        self._max_backlog = max_backlog
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._mailboxes: dict[str, Mailbox] = {}
         self._listeners: list[Callable[[StepStats], None]] = []
         self._answers: set[asyncio.Future[Any]] = set()
+        self._waiting_update: WaitingUpdate | None = None
         self._cache_events = CacheEventRelay(
             self._engine.scheduler.pool.events, on_engine=self._inbox.put, on_loop=self._call_loop
         )
+        self._profiler = StepProfiler()
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._draining = False
@@ -114,6 +131,11 @@ class AsyncEngine:
         return self._loaded.cache_info
 
     @property
+    def startup_phases(self) -> Sequence[Phase]:
+        """How long each phase of loading took."""
+        return self._loaded.startup_phases
+
+    @property
     def num_unfinished(self) -> int:
         """Requests whose outputs are not all delivered."""
         return len(self._mailboxes)
@@ -164,6 +186,46 @@ class AsyncEngine:
         """
         await self._run_between_steps(self._engine.advance_weights_epoch)
 
+    async def update_params(self, params: Any, *, in_flight: InFlight = "keep") -> None:
+        """Compute with other parameters, from some step on; nothing is compiled.
+
+        Cached prefixes are forgotten.
+
+        Args:
+          params: see `LLM.update_params`.
+          in_flight: what becomes of unfinished requests, see `InFlight`.
+
+        Raises:
+          ValueError: if the parameters do not fit, and nothing has changed but what `in_flight`
+            says; or if `in_flight` is unknown, or "wait" while another update waits.
+          EngineDeadError: at any time.
+        """
+        if in_flight not in IN_FLIGHT:
+            raise ValueError(f"in_flight={in_flight!r} is unknown; choose {', '.join(IN_FLIGHT)}.")
+        self.check_health()
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answers.add(answer)
+        self._inbox.put(lambda: self._update(params, in_flight, answer))
+        try:
+            await answer
+        finally:
+            self._answers.discard(answer)
+
+    async def measure_work(self) -> None:
+        """From now on note, for every request, the time of work that it took part in.
+
+        Raises: EngineDeadError.
+        """
+        await self._run_between_steps(self._engine.measure_work)
+
+    async def start_profile(self, directory: str, num_steps: int | None = None) -> None:
+        """Start a trace of this process by JAX's profiler; see `StepProfiler.start`."""
+        await asyncio.to_thread(self._profiler.start, directory, num_steps)
+
+    async def stop_profile(self) -> None:
+        """Stop the trace and wait until it is written; see `StepProfiler.stop`."""
+        await asyncio.to_thread(self._profiler.stop)
+
     async def generate(
         self,
         prompt_token_ids: Sequence[int],
@@ -196,6 +258,7 @@ class AsyncEngine:
         Raises:
           ParameterError: before the first item, for what cannot be served.
           QueueFullError: before the first item, when too many requests wait, or grammars.
+          SlowConsumerError: at any time, if the caller takes what has come too slowly.
           EngineDeadError: at any time.
         """
         self._check_accepting(params.n)
@@ -330,10 +393,13 @@ class AsyncEngine:
                 if self._stopping:
                     return
                 if not self._engine.has_unfinished:
+                    self._apply_waiting_update()
                     continue
                 self._step_started = time.monotonic()
                 deltas, stats = self._engine.step_deltas()
                 self._step_started = None
+                if self._profiler.is_running:
+                    self._profiler.on_step()
                 self._cache_events.hand_over()
                 self._hand_over(deltas, stats)
         except BaseException as error:  # anything at all: no request may wait forever
@@ -346,7 +412,7 @@ class AsyncEngine:
 
     def _take_inbox(self) -> None:
         """Run the queued commands; wait for one if there is nothing else to do."""
-        if not self._engine.has_unfinished:
+        if not self._engine.has_unfinished and self._waiting_update is None:
             self._inbox.get()()
         while True:
             try:
@@ -356,6 +422,13 @@ class AsyncEngine:
             command()
 
     def _add(self, requests: Sequence[Request], prompt: str | None, stream: bool) -> None:
+        add = functools.partial(self._add_now, requests, prompt, stream)
+        if self._waiting_update is not None:
+            self._waiting_update.hold(requests[0].parent_id, add)
+        else:
+            add()
+
+    def _add_now(self, requests: Sequence[Request], prompt: str | None, stream: bool) -> None:
         try:
             self._engine.add_processed(requests, prompt, stream=stream)
         except ValueError as error:  # this request's fault alone: the others go on
@@ -368,7 +441,48 @@ class AsyncEngine:
         self._cache_events.hand_over()
         self._call_loop(lambda: None if answer.done() else answer.set_result(result))
 
+    def _update(self, params: Any, in_flight: InFlight, answer: asyncio.Future[None]) -> None:
+        if self._waiting_update is not None:
+            busy = ValueError("Another update_params(in_flight='wait') waits; await it first.")
+            self._resolve(answer, busy)
+            return
+
+        def apply() -> None:
+            refusal: ValueError | None = None
+            try:
+                self._engine.update_params(params)
+            except ValueError as error:  # before anything has changed
+                refusal = error
+            self._cache_events.hand_over()
+            self._resolve(answer, refusal)
+
+        if in_flight == "wait":
+            self._waiting_update = WaitingUpdate(apply)
+            return
+        if in_flight == "abort":
+            self._hand_over(self._engine.abort_all_deltas(), self._engine.take_stats())
+        apply()
+
+    def _apply_waiting_update(self) -> None:
+        """Change the parameters if that waited for the requests before it, which have ended."""
+        waiting, self._waiting_update = self._waiting_update, None
+        if waiting is not None:
+            waiting.apply()
+
+    def _resolve(self, answer: asyncio.Future[None], error: Exception | None) -> None:
+        def resolve() -> None:  # on the event loop
+            if answer.done():
+                return
+            if error is None:
+                answer.set_result(None)
+            else:
+                answer.set_exception(error)
+
+        self._call_loop(resolve)
+
     def _abort(self, request_id: str) -> None:
+        if self._waiting_update is not None:
+            self._waiting_update.let_go(request_id)
         deltas = self._engine.abort_deltas([request_id])
         if deltas:
             self._hand_over(deltas, self._engine.take_stats())
@@ -389,9 +503,22 @@ class AsyncEngine:
             mailbox = mailboxes.get(delta.parent.request_id)
             if mailbox is not None:
                 mailbox.deltas.append(delta)
+                if len(mailbox.deltas) > self._max_backlog:
+                    self._give_up(delta.parent.request_id, mailbox)
                 mailbox.wake()
         for listener in self._listeners:
             listener(stats)
+
+    def _give_up(self, request_id: str, mailbox: Mailbox) -> None:
+        """End a request whose consumer is too far behind, and forget what it has not taken."""
+        error = SlowConsumerError(
+            f"The client was more than {self._max_backlog} tokens behind and its request was ended."
+        )
+        if mailbox.error is None:
+            logger.warning("Request %s: %s", request_id, error)
+            mailbox.error = error
+            self.abort(request_id)
+        mailbox.deltas.clear()
 
     def _refuse(self, request_id: str, error: Exception) -> None:
         """Let a consumer know that its request was not queued (on the event loop)."""

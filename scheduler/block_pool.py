@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from paged.scheduler.cache_events import AllBlocksCleared, BlockRemoved, CacheEvents
+from paged.scheduler.evicted_keys import EvictedKeys
 from paged.scheduler.eviction.policy import EvictionPolicy
 from paged.scheduler.eviction.recency import LRU
 from paged.scheduler.prefix_cache import HashIndex
@@ -14,6 +15,10 @@ logger = logging.getLogger(__name__)
 
 NULL_BLOCK = 0
 """Block that belongs to no request: padding rows write into it and nobody reads it."""
+
+
+# Of larger pools a part: a key takes some 200 bytes.
+_MAX_EVICTED_KEYS = 1 << 18
 
 
 class BlockPool:
@@ -35,6 +40,7 @@ class BlockPool:
     Attributes:
       policy: the order of eviction; the scheduler tells it what waits and what was admitted.
       on_evict: called with block and key before a content is lost to `allocate`, to save it.
+      evicted: the contents that were lost last, as many as there are blocks.
       events: subscribers hear what content is removed or cleared.
       split_key: takes a key apart into hash and group, for events; None: group 0.
 
@@ -58,6 +64,7 @@ class BlockPool:
         self.enable_caching = enable_caching
         self.on_evict: Callable[[int, bytes], None] | None = None
         self.events = CacheEvents()
+        self.evicted = EvictedKeys(min(num_blocks, _MAX_EVICTED_KEYS))
         self.split_key: Callable[[bytes], tuple[bytes, int]] | None = None
         # Free blocks without content, next one last: taking and adding are slices.
         self._blank = list(range(num_blocks - 1, NULL_BLOCK, -1))
@@ -314,6 +321,7 @@ class BlockPool:
         self._num_released = 0
         self.policy.clear()
         self._index.clear()
+        self.evicted.clear()
         self._tree.clear()
         self._hashes[:] = [None] * self.num_blocks
         self.events.emit(AllBlocksCleared())
@@ -336,6 +344,7 @@ class BlockPool:
             keys += self._drop_contents(victims)
             block_ids += victims
         self._num_released -= count
+        self.evicted.add(keys)
         if self.on_evict is not None or self.events.is_active:
             # Of two blocks with the same content that go together, the latter one tells.
             pairs = zip(block_ids, keys, strict=True)

@@ -19,6 +19,7 @@ class ParentRequest:
       unfinished: ids of the samples that have not ended.
       num_cached_tokens: prefix-cache hit of the sample whose first token came first, as the others
         find what that one has computed; -1 before.
+      prompt_logprobs: by position, complete before the first delta; None unless asked for.
     """
 
     request_id: str
@@ -26,6 +27,7 @@ class ParentRequest:
     prompt_token_ids: tuple[int, ...]
     unfinished: set[str] = field(default_factory=set)
     num_cached_tokens: int = -1
+    prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +73,7 @@ def join(deltas: Sequence[Delta]) -> RequestOutput:
         by_index: dict[int, list[Delta]] = {}
         for delta in deltas:
             by_index.setdefault(delta.index, []).append(delta)
-        completions = tuple(map(_completion, by_index.values()))
+        completions = tuple(map(join_deltas, by_index.values()))
     return RequestOutput(
         parent.request_id,
         parent.prompt,
@@ -80,11 +82,12 @@ def join(deltas: Sequence[Delta]) -> RequestOutput:
         last.finished,
         parent.num_cached_tokens,
         last.pooled,
+        parent.prompt_logprobs,
     )
 
 
-def _completion(deltas: Sequence[Delta]) -> CompletionOutput:
-    """Return deltas of one sample as one."""
+def join_deltas(deltas: Sequence[Delta] | Sequence[CompletionOutput]) -> CompletionOutput:
+    """Return deltas of one sample, at least one, as one."""
     last = deltas[-1]
     positions = [position for delta in deltas for position in delta.logprobs or ()]
     return CompletionOutput(

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from paged.scheduler.stats import StatsBuilder
 from paged.scheduler.structured.compiler import Grammar, GrammarCompiler
 from paged.scheduler.structured.grammar_constraint import MaskFiller
 from paged.scheduler.structured.masked_step import MaskedStep
+from paged.scheduler.work import time_work
 
 # How long an engine with nothing else to do waits for a load before it looks for new requests.
 _TIER_WAIT_SECONDS = 0.005
@@ -43,6 +44,10 @@ class Runner(Protocol):
 
     def execute(self, output: SchedulerOutput) -> PendingStep | MaskedStep[PendingStep]:
         """Start the step, or what can be started before its masks are known."""
+        ...
+
+    def update_params(self, params: Any) -> None:
+        """Compute with other parameters from the next step on; raises ValueError if they differ."""
         ...
 
     def close(self) -> None:
@@ -116,6 +121,7 @@ class Engine:
         self._tiers = tiers
         self._in_flight: _InFlight | None = None
         self._early_deltas: list[Delta] = []
+        self._measures_work = False
 
     @property
     def has_unfinished(self) -> bool:
@@ -285,6 +291,23 @@ class Engine:
         self._drain()
         self.scheduler.advance_weights_epoch()
 
+    def update_params(self, params: Any) -> None:
+        """Compute with other parameters from now on; see `LLM.update_params`.
+
+        What has been computed with those before is forgotten. Unfinished requests keep their tokens
+        and go on.
+
+        Raises:
+          ValueError: if the parameters do not fit; nothing has changed then.
+        """
+        self._drain()
+        self.runner.update_params(params)
+        self.scheduler.advance_weights_epoch()
+
+    def abort_all_deltas(self) -> list[Delta]:
+        """End all user requests; see `abort_deltas`."""
+        return self.abort_deltas(self._outputs.parent_ids)
+
     def _drain(self) -> None:
         """Finish the step in flight; the next `step` returns its outputs."""
         if self._in_flight is not None:
@@ -293,12 +316,32 @@ class Engine:
 
     def _collect(self, step: "_InFlight") -> list[Delta]:
         """Wait for a dispatched step and return the deltas of its samples."""
-        result = step.pending.result()
+        rows = step.scheduled.scheduled
+        result = self._timed(
+            "host_copies", lambda: [row.request for row in rows], step.pending.result
+        )
         if result.hidden is not None:
             _keep_pooled(step.scheduled, result.hidden)
         updates = self.scheduler.update(step.scheduled, result)
         self._stats.on_step(step.scheduled, updates)
-        return self._outputs.process(updates, result.logprobs)
+        self._outputs.take_prompt_logprobs(result.prompt_logprobs)
+        return self._timed(
+            "detokenize",
+            lambda: updates.requests,
+            lambda: self._outputs.process(updates, result.logprobs, result.chosen_logprobs),
+        )
+
+    def measure_work(self) -> None:
+        """From now on note, for every request, the time of work that it took part in."""
+        self._measures_work = True
+
+    def _timed[T](
+        self, kind: str, requests: Callable[[], Iterable[Request]], function: Callable[[], T]
+    ) -> T:
+        """Call a function; note its time for these requests if work is measured."""
+        if not self._measures_work:
+            return function()
+        return time_work(kind, requests, self._clock, function)
 
     def take_stats(self, *, step_seconds: float = 0.0) -> StepStats:
         """Return what happened since the last call (`step` does so itself)."""
@@ -306,7 +349,7 @@ class Engine:
 
     def close(self) -> None:
         """Abort everything and release the device's memory."""
-        self.abort_deltas(self._outputs.parent_ids)
+        self.abort_all_deltas()
         self._in_flight = None
         self.runner.close()
         if self.grammars is not None:

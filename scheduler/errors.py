@@ -5,6 +5,10 @@ class QueueFullError(RuntimeError):
     """The engine already holds as many waiting requests as it may; try again later."""
 
 
+class SlowConsumerError(RuntimeError):
+    """A consumer was too far behind the engine, so its request was ended."""
+
+
 class EngineDeadError(RuntimeError):
     """The step loop has died or is shut down; no request can be served any more."""
 

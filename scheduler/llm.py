@@ -101,6 +101,22 @@ class LLM:
         """Make all KV computed so far unreachable, because the weights have changed."""
         self._engine.advance_weights_epoch()
 
+    def update_params(self, params: Any) -> None:
+        """Generate with other parameters from now on; nothing is compiled.
+
+        Cached prefixes are forgotten: they are those of the old parameters.
+
+        Args:
+          params: named, shaped and typed like those of `paged.models.load` with this engine's
+            `dtype` and `quantization`. Arrays that lie on the engine's devices as they should are
+            used as they are, without a copy: do not donate them to a later computation. The native
+            CPU kernels have a layout of their own, so linear layers are copied there.
+
+        Raises:
+          ValueError: if names, shapes or dtypes differ; it lists them, and nothing has changed.
+        """
+        self._engine.update_params(params)
+
     def subscribe_cache_events(self, callback: Callable[[CacheEvent], None]) -> Callable[[], None]:
         """Call `callback` with every change of the prefix cache, from within `generate`.
 
@@ -288,6 +304,7 @@ class _Joiner:
             outputs=outputs,
             finished=self._last.finished,
             num_cached_tokens=self._last.num_cached_tokens,
+            prompt_logprobs=self._last.prompt_logprobs,
         )
 
 

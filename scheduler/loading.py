@@ -1,17 +1,15 @@
 """`load_engine`: from a model's name and settings to an engine whose steps are all compiled."""
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import logging
-import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
 
 from paged.backends import (
+    DeviceMemory,
     current_device,
     current_platform,
     device_memory,
@@ -25,11 +23,12 @@ from paged.models.checkpoint import Checkpoint, open_checkpoint
 from paged.models.compilation import make_cache_directory, no_persistent_cache, persistent_cache
 from paged.models.config import ModelConfig
 from paged.models.executables import ExecutableStore
-from paged.models.forward import abstract_model
 from paged.models.linear_packing import pack_linear_layers
 from paged.models.programs import ProgramSource
 from paged.models.quantization import resolve_quantization
-from paged.models.weights import load_params, resolve_dtype
+from paged.models.tensor_parallel import TensorParallel
+from paged.models.weight_bytes import count_weight_bytes
+from paged.models.weights import resolve_dtype
 from paged.scheduler.admission import InputProcessor
 from paged.scheduler.artifacts import agree_with_artifact, check_artifact_fits
 from paged.scheduler.backend_choice import choose_backends, kv_element_type
@@ -50,6 +49,7 @@ from paged.scheduler.placement import Placement, split_of
 from paged.scheduler.prefix_cache import PrefixHasher
 from paged.scheduler.runner import ModelRunner
 from paged.scheduler.scheduler import Scheduler
+from paged.scheduler.startup import Phase, StartupPhases
 from paged.scheduler.structured.compiler import GrammarCompiler
 from paged.scheduler.tiers.manager import MAX_INFLIGHT_BYTES, TierManager
 
@@ -75,7 +75,7 @@ class LoadedEngine:
       config: settings with every default resolved.
       max_model_len: longest prompt plus output, tokens.
       cache_info: settings of the KV cache as text.
-      startup_seconds: wall time of each phase of loading, in order.
+      startup_phases: of loading, in order.
     """
 
     engine: Engine
@@ -83,7 +83,7 @@ class LoadedEngine:
     config: EngineConfig
     max_model_len: int
     cache_info: Mapping[str, str]
-    startup_seconds: Mapping[str, float]
+    startup_phases: Sequence[Phase] = ()
 
 
 def load_engine(
@@ -110,10 +110,10 @@ def load_engine(
       CapacityError: the KV cache would be too small for one request.
       ValueError: a setting contradicts the model.
     """
-    phases: dict[str, float] = {}
+    phases = StartupPhases()
     # First of all: it takes no time, and would otherwise be found out after the weights.
     make_cache_directory(config.compilation_cache_dir)
-    with _phase(phases, "open checkpoint"):
+    with phases.phase("open checkpoint"):
         checkpoint = open_checkpoint(
             model, revision=revision, token=token, cache_dir=models_cache_dir
         )
@@ -156,11 +156,7 @@ def load_engine(
     runner, tiers = _load_runner(
         checkpoint, config, placement, spec, num_blocks, groups, phases, progress=progress
     )
-    logger.info(
-        "Ready in %.1f s: %s.",
-        sum(phases.values()),
-        ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items()),
-    )
+    logger.info("%s", phases.table())
     engine = Engine(
         scheduler=_make_scheduler(config, num_blocks, windows, hasher, tiers),
         runner=runner,
@@ -182,7 +178,7 @@ def load_engine(
         config=config,
         max_model_len=limits.max_model_len,
         cache_info=_cache_info(config, num_blocks),
-        startup_seconds=phases,
+        startup_phases=phases.phases,
     )
 
 
@@ -223,7 +219,7 @@ def _load_runner(
     spec: KVCacheSpec,
     num_blocks: int,
     groups: tuple[CacheGroup, ...],
-    phases: dict[str, float],
+    phases: StartupPhases,
     *,
     progress: bool,
 ) -> tuple[ModelRunner, TierManager | None]:
@@ -233,10 +229,9 @@ def _load_runner(
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         # Gigabytes of zeros on a CPU, written while the weights are read.
         allocating = pool.submit(placement.allocate_kv_cache, spec, num_blocks)
-        with _phase(phases, "load weights"), contextlib.closing(checkpoint.open_source()) as source:
-            params = load_params(
+        with phases.phase("load weights"):
+            params = checkpoint.load_params(
                 model,
-                source,
                 dtype=config.dtype,
                 quantization=config.quantization,
                 shardings=placement.param_shardings(config),
@@ -245,7 +240,7 @@ def _load_runner(
             )
             if config.linear_backend == "native":
                 params = pack_linear_layers(graphdef, params, progress=progress)
-    with _phase(phases, "allocate KV cache"):
+    with phases.phase("allocate KV cache"):
         kv_cache = allocating.result()
         mover = BlockMover(kv_cache, has_tiers=config.kv_offloading_size > 0)
         tiers = make_tiers(config, mover.transfer, params)
@@ -260,10 +255,11 @@ def _load_runner(
         vocab_size=model.vocab_size,
         num_groups=len(groups),
         block_mover=mover,
+        params_layout=placement.params_layout(config, graphdef),
     )
     table = make_bucket_table(config)
     logger.info("Compiling for %d shapes of a step.", len(table.buckets))
-    with _phase(phases, "compile steps"):
+    with phases.phase("compile steps"):
         with no_persistent_cache():
             store = placement.programs(_program_source(config, model, groups))
             runner.warmup(table, store=store, progress=progress)
@@ -380,9 +376,7 @@ def resolve_config(
         max_num_batched_tokens=max_num_batched_tokens,
         long_prefill_token_threshold=threshold,
         dtype=dtype,
-        quantization=resolve_quantization(
-            config.quantization, None if model.quantization is None else model.quantization.method
-        ),
+        quantization=resolve_quantization(config.quantization, model.quantization_method),
         kv_cache_dtype=kv_cache_dtype,
         async_scheduling=(
             platform != "cpu" if config.async_scheduling is None else config.async_scheduling
@@ -409,26 +403,40 @@ def size_kv_cache(spec: KVCacheSpec, config: EngineConfig, placement: Placement)
         return config.num_gpu_blocks_override
     if config.kv_cache_memory_bytes is not None:
         return spec.blocks_that_fit(config.kv_cache_memory_bytes)
-    memory = placement.memory()
-    # The head's logits are gathered before they are sampled from: all are on every device.
-    widest = dataclasses.replace(part, vocab_size=placement.split.config.vocab_size)
-    budget = MemoryBudget(
-        total_bytes=memory.total_bytes,
-        free_bytes=memory.free_bytes,
-        weight_bytes=weight_bytes(config, part),
-        activation_bytes=activation_bytes(config, widest) + staging_bytes(config),
-        shared_with_host=current_platform() == "cpu",
-        num_devices=placement.split.size,
+    budget = memory_budget(
+        config, placement.split, placement.memory(), is_host=current_platform() == "cpu"
     )
     available = available_kv_bytes(budget, config.gpu_memory_utilization)
     logger.info("Available KV cache memory: %.2f GiB", available / GIB)
     return spec.blocks_that_fit(available)
 
 
+def memory_budget(
+    config: EngineConfig, split: TensorParallel, memory: DeviceMemory, *, is_host: bool
+) -> MemoryBudget:
+    """Return what each device has, and what weights and steps take of it.
+
+    Args:
+      config: resolved settings.
+      split: the model's parts.
+      memory: of each device.
+      is_host: the devices are the host's CPU.
+    """
+    # The head's logits are gathered before they are sampled from: all are on every device.
+    widest = dataclasses.replace(split.part, vocab_size=split.config.vocab_size)
+    return MemoryBudget(
+        total_bytes=memory.total_bytes,
+        free_bytes=memory.free_bytes,
+        weight_bytes=weight_bytes(config, split.part),
+        activation_bytes=activation_bytes(config, widest) + staging_bytes(config),
+        shared_with_host=is_host,
+        num_devices=split.size,
+    )
+
+
 def weight_bytes(config: EngineConfig, model: ModelConfig) -> int:
     """Return the bytes that the parameters of `model` will take."""
-    _, params = abstract_model(model, dtype=config.dtype, quantization=config.quantization)
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+    return count_weight_bytes(model, dtype=config.dtype, quantization=config.quantization).total
 
 
 def activation_bytes(config: EngineConfig, model: ModelConfig) -> int:
@@ -463,9 +471,13 @@ def staging_bytes(config: EngineConfig) -> int:
 def _default_limits(platform: str) -> tuple[int, int]:
     if platform == "cpu":
         return _CPU_LIMITS
-    is_large = device_memory().total_bytes >= _LARGE_GPU_BYTES
-    kind = current_device().device_kind.lower()
-    return _LARGE_GPU_LIMITS if is_large and "a100" not in kind else _SMALL_GPU_LIMITS
+    return gpu_limits(device_memory().total_bytes, current_device().device_kind)
+
+
+def gpu_limits(total_bytes: int, device_kind: str) -> tuple[int, int]:
+    """Return the default sequences and tokens of a step on a GPU, by its memory and its name."""
+    is_large = total_bytes >= _LARGE_GPU_BYTES and "a100" not in device_kind.lower()
+    return _LARGE_GPU_LIMITS if is_large else _SMALL_GPU_LIMITS
 
 
 def _cache_info(config: EngineConfig, num_blocks: int) -> dict[str, str]:
@@ -478,6 +490,8 @@ def _cache_info(config: EngineConfig, num_blocks: int) -> dict[str, str]:
         # Not kv_offloading_path: the metrics page may be open, and a path names users and machines.
         "kv_offloading_disk_size": str(config.kv_offloading_disk_size),
         "kv_offloading_size": str(config.kv_offloading_size),
+        "max_num_batched_tokens": str(config.max_num_batched_tokens),
+        "max_num_seqs": str(config.max_num_seqs),
         "num_gpu_blocks": str(num_blocks),
         "num_gpu_blocks_override": str(config.num_gpu_blocks_override),
         "prefix_cache_policy": config.prefix_cache_policy,
@@ -485,10 +499,3 @@ def _cache_info(config: EngineConfig, num_blocks: int) -> dict[str, str]:
         "tensor_parallel_size": str(config.tensor_parallel_size),
         "enable_expert_parallel": str(config.enable_expert_parallel),
     }
-
-
-@contextlib.contextmanager
-def _phase(phases: dict[str, float], name: str) -> Iterator[None]:
-    started = time.monotonic()
-    yield
-    phases[name] = time.monotonic() - started

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from paged.scheduler.work import Work
+
 if TYPE_CHECKING:
     from paged.scheduler.request import Request
 
@@ -18,6 +20,7 @@ class FinishReason(Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    REPETITION = "repetition"
 
 
 class ScheduledRequest(NamedTuple):
@@ -54,6 +57,7 @@ class SchedulerOutput:
       restores: staged contents from lower tiers, opaque to the scheduler.
       saves: (block id, key) of evicted blocks that a lower tier keeps.
       block_copies: (source, destination) block ids; all are read before any is written.
+      scores_prompts: some request wants the log probabilities of its prompt's tokens.
     """
 
     scheduled: Sequence[ScheduledRequest]
@@ -62,6 +66,7 @@ class SchedulerOutput:
     restores: tuple[object, ...] = ()
     saves: tuple[tuple[int, bytes], ...] = ()
     block_copies: tuple[tuple[int, int], ...] = ()
+    scores_prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +78,15 @@ class ModelRunnerOutput:
       logprobs: None unless a row asked for log probabilities.
       hidden: final hidden states where rows end, float32 `[num_scheduled, hidden_size]`; None
         unless a row that samples wants its own (`SamplingParams.is_pooled`).
+      prompt_logprobs: of requests that asked for those of their prompt's tokens.
+      chosen_logprobs: by row, those of the request's `logprob_token_ids`, in their order.
     """
 
     token_ids: np.ndarray
     logprobs: "RunnerLogprobs | None" = None
     hidden: np.ndarray | None = None
+    prompt_logprobs: "tuple[PromptLogprobs, ...]" = ()
+    chosen_logprobs: "Mapping[int, RunnerLogprobs]" = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,21 @@ class RunnerLogprobs:
     ranks: np.ndarray
     top_ids: np.ndarray
     top: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log probabilities of a part of a prompt.
+
+    Attributes:
+      request_id: whose prompt it is.
+      start: position of the first token; never 0, as nothing comes before that.
+      logprobs: row i is of the token at `start + i`.
+    """
+
+    request_id: str
+    start: int
+    logprobs: RunnerLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +152,7 @@ class CompletionOutput:
       text: decoded text (new text in a delta).
       token_ids: generated ids (new ids in a delta).
       logprobs: per token, if asked for.
-      finish_reason: "stop", "length", "abort", "error", or None while running.
+      finish_reason: "stop", "length", "abort", "error", "repetition", or None while running.
       stop_reason: the stop string or stop token id that ended it, if any.
       cumulative_logprob: sum of the sampled tokens' log probabilities, if asked for.
     """
@@ -155,6 +179,7 @@ class RequestOutput:
       num_cached_tokens: prompt tokens taken from the prefix cache at first scheduling, by the
         sample that was the first to run: the later ones of n find what this one has computed.
       pooled: float32 `[hidden_size]`, with the last output of a request for a vector.
+      prompt_logprobs: one entry per prompt token, None for the first; None unless asked for.
     """
 
     request_id: str
@@ -164,14 +189,35 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int = 0
     pooled: np.ndarray | None = None
+    prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
+
+
+class Moments(NamedTuple):
+    """When a sample reached each point of its way, monotonic seconds; 0 if it never did.
+
+    Preemption resets none of them.
+
+    Attributes:
+      arrival: the front end received the request.
+      queued, scheduled: it was put into the queue, and first taken out of it.
+      first_token, last_token: its first and last token were known.
+      end: it ended.
+    """
+
+    arrival: float = 0.0
+    queued: float = 0.0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    end: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequestStats:
-    """Times and sizes of a finished sample, for histograms; times in seconds.
+    """Times and sizes of a finished sample, for histograms and traces; times in seconds.
 
     Attributes:
-      finish_reason: "stop", "length", "abort" or "error".
+      finish_reason: "stop", "length", "abort", "error" or "repetition".
       num_prompt_tokens, num_generation_tokens: lengths.
       max_tokens: the request's limit, None if it had none.
       n: samples of the request it belongs to.
@@ -181,6 +227,10 @@ class FinishedRequestStats:
       decode_seconds: first token to last token.
       inference_seconds: first scheduled to last token.
       num_preemptions: times it lost its blocks.
+      num_cached_tokens: prompt tokens that it did not have to compute.
+      request_id, index: of the user request that it is a sample of, and which.
+      moments: from which the times above follow.
+      work: as in `Request`; grows until the step that has ended the sample is over.
     """
 
     finish_reason: str
@@ -194,6 +244,11 @@ class FinishedRequestStats:
     decode_seconds: float
     inference_seconds: float
     num_preemptions: int
+    num_cached_tokens: int = 0
+    request_id: str = ""
+    index: int = 0
+    moments: Moments = field(default_factory=Moments)
+    work: Mapping[str, Work] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +262,11 @@ class StepStats:
       num_tokens: tokens computed in this step.
       num_prompt_tokens: prompt tokens of requests that finished their first prefill in this step.
       num_cached_prompt_tokens: how many of those came from the prefix cache.
+      restored_prompt_tokens: how many of these came from the tiers below, by medium.
       num_generation_tokens: tokens sampled in this step.
       prefix_queries, prefix_hits: tokens looked up and found on the device, at first admission
         only.
+      prefix_evicted: tokens of those not found that were cached before and evicted.
       external_prefix_queries: tokens looked up in the tiers below, 0 if there are none.
       external_prefix_hits: tokens found there, by medium ("host", "disk").
       num_discarded_tokens: computed tokens thrown away by preemptions in this step.
@@ -227,9 +284,11 @@ class StepStats:
     num_tokens: int = 0
     num_prompt_tokens: int = 0
     num_cached_prompt_tokens: int = 0
+    restored_prompt_tokens: Mapping[str, int] = field(default_factory=dict)
     num_generation_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    prefix_evicted: int = 0
     external_prefix_queries: int = 0
     external_prefix_hits: Mapping[str, int] = field(default_factory=dict)
     num_discarded_tokens: int = 0

@@ -1,14 +1,20 @@
 """`OutputProcessor`: the tokens of a step into deltas of text; finds stop strings on the way."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from paged.models.tokenizer import Tokenizer
 from paged.scheduler.deltas import Delta, ParentRequest
 from paged.scheduler.detokenizer import IncrementalDetokenizer
-from paged.scheduler.logprobs import LogprobsBuilder
-from paged.scheduler.output import FinishReason, PositionLogprobs, RunnerLogprobs
+from paged.scheduler.logprobs import LogprobsBuilder, PromptLogprobsBuilder
+from paged.scheduler.output import (
+    FinishReason,
+    PositionLogprobs,
+    PromptLogprobs,
+    RunnerLogprobs,
+)
 from paged.scheduler.request import Request
 from paged.scheduler.step_rows import StepUpdates
 from paged.scheduler.text_decoder import TextDecoder
@@ -50,6 +56,7 @@ class _Sample:
 
     def __post_init__(self) -> None:
         is_plain = self.detokenizer is None and self.logprobs is None
+        is_plain &= self.request.params.repetition_detection is None
         self.is_silent = is_plain and not self.streams
         self.step = None
         if is_plain and self.streams and self.decoder is not None:
@@ -78,6 +85,7 @@ class OutputProcessor:
         self._on_end = on_end
         self._samples: dict[str, _Sample] = {}
         self._parents: dict[str, ParentRequest] = {}
+        self._prompts: dict[str, PromptLogprobsBuilder] = {}  # by the id of the sample
         self._num_audible = 0  # samples that are not silent
 
     def __len__(self) -> int:
@@ -116,9 +124,33 @@ class OutputProcessor:
             sample = self._make_sample(request, parent, stream)
             self._samples[request.request_id] = sample
             self._num_audible += not sample.is_silent
+            if request.params.prompt_logprobs is not None:
+                prompt_builder = PromptLogprobsBuilder(
+                    self._tokenizer, request.prompt_token_ids, request.params.prompt_logprobs
+                )
+                self._prompts[request.request_id] = prompt_builder
+                parent.prompt_logprobs = prompt_builder.positions
 
-    def process(self, updates: StepUpdates, logprobs: RunnerLogprobs | None) -> list[Delta]:
-        """Return the deltas of a step, in batch order."""
+    def take_prompt_logprobs(self, parts: Sequence[PromptLogprobs]) -> None:
+        """Note log probabilities of prompts; call before `process` with those of the same step."""
+        for part in parts:
+            builder = self._prompts.get(part.request_id)
+            if builder is not None:  # else it has been aborted
+                builder.add(part.start, part.logprobs)
+
+    def process(
+        self,
+        updates: StepUpdates,
+        logprobs: RunnerLogprobs | None,
+        chosen: Mapping[int, RunnerLogprobs] = MappingProxyType({}),
+    ) -> list[Delta]:
+        """Return the deltas of a step, in batch order.
+
+        Args:
+          updates: what the step has added to the requests.
+          logprobs: of its samples, if some request wants them.
+          chosen: of tokens that requests have named, by row.
+        """
         samples = self._samples
         requests, token_ids = updates.requests, updates.token_ids
         for index in updates.firsts:
@@ -138,7 +170,8 @@ class OutputProcessor:
                     continue
             new_token_ids = updates.new_token_ids(index)
             if sample.logprobs is not None and logprobs is not None:
-                new = sample.logprobs.build(new_token_ids, logprobs, updates.rows[index])
+                row = updates.rows[index]
+                new = sample.logprobs.build(new_token_ids, logprobs, row, chosen.get(row))
                 sample.positions += new
             delta = self._advance(sample, new_token_ids)
             if delta is not None:
@@ -176,7 +209,12 @@ class OutputProcessor:
                 skip_special_tokens=params.skip_special_tokens,
             )
         if params.logprobs is not None:
-            builder = LogprobsBuilder(tokenizer, request.prompt_token_ids, params.logprobs)
+            builder = LogprobsBuilder(
+                tokenizer,
+                request.prompt_token_ids,
+                params.logprobs,
+                params.logprob_token_ids or (),
+            )
         return _Sample(request, parent, stream, decoder, detokenizer, builder)
 
     def _advance(self, sample: _Sample, token_ids: tuple[int, ...]) -> Delta | None:
@@ -189,6 +227,8 @@ class OutputProcessor:
                     request.finish_reason, request.stop_reason = FinishReason.STOP, matched
                 else:
                     self._finish(request, FinishReason.STOP, matched)
+        if not request.is_finished and _repeats_itself(request):
+            self._finish(request, FinishReason.REPETITION, "repetition_detected")
         if request.is_finished:
             return self._close(sample, token_ids)
         if not sample.streams:
@@ -204,6 +244,7 @@ class OutputProcessor:
         """Forget a finished sample and return its last delta, with all that it has kept back."""
         request, parent = sample.request, sample.parent
         del self._samples[request.request_id]
+        self._prompts.pop(request.request_id, None)
         self._num_audible -= not sample.is_silent
         parent.unfinished.discard(request.request_id)
         if not parent.unfinished:
@@ -240,6 +281,13 @@ def _hides_last_token(request: Request) -> bool:
         # Where a grammar has come to its end, the last token is text.
         and request.output_token_ids[-1] in request.end_token_ids
     )
+
+
+def _repeats_itself(request: Request) -> bool:
+    detection, output = request.params.repetition_detection, request.output_token_ids
+    if detection is None or len(output) < request.params.min_tokens:
+        return False
+    return detection.finds(output)
 
 
 def _note_cached_tokens(sample: _Sample) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paged.scheduler.structured.params import StructuredOutputs
 
+from paged.scheduler.repetition import RepetitionDetection
+
 MAX_STOP_STRINGS = 64
 """Most stop strings of one request (the HTTP interface allows 4, as OpenAI documents)."""
 
@@ -17,8 +19,17 @@ MAX_LOGIT_EDITS = 64
 MAX_LOGPROBS = 20
 """Most alternatives per position, OpenAI's limit; a static shape of the compiled step."""
 
+MAX_LOGPROB_TOKEN_IDS = 128
+"""Most token ids that one request may name to learn their log probabilities."""
+
 MAX_N = 128
 """Most samples of one request."""
+
+# The device has 32-bit numbers. Beyond these bounds nothing changes any more: no vocabulary is as
+# large, no token's probability as small, and a penalty of a logit as large decides alone.
+_MAX_TOP_K = 2**31 - 1
+_MIN_TOP_P = 1e-7
+_MIN_REPETITION_PENALTY, _MAX_REPETITION_PENALTY = 1e-30, 1e30
 
 # Below this a temperature only amplifies rounding; the reference raises it too.
 _MIN_TEMPERATURE = 0.01
@@ -61,9 +72,14 @@ class SamplingParams:
       max_tokens: most tokens to generate; None means up to `max_model_len`.
       min_tokens: stop tokens cannot be sampled, and stop strings do not count, before it.
       logprobs: alternatives to report per position; 0 reports the sampled token only.
+      prompt_logprobs: alternatives to report per prompt token; 0 reports the prompt's own only.
+        The prompt is then computed whole: nothing of it is taken from the prefix cache.
+      logprob_token_ids: tokens whose log probabilities to report per position, beside the sampled
+        token's; they take the place of the alternatives of `logprobs`.
       logit_bias: added to the logits of these token ids, clamped to [-100, 100].
       allowed_token_ids: if given, nothing else can be sampled.
       bad_words: texts that must not be generated (compared as token sequences).
+      repetition_detection: ends a text that goes round in circles, once it has `min_tokens`.
       skip_special_tokens: leave special tokens out of the text.
       include_stop_str_in_output: keep the matched stop string, or stop token, in the text.
       structured_outputs: what the output must look like; None: anything.
@@ -89,9 +105,12 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: Sequence[int] | None = None
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
+    repetition_detection: RepetitionDetection | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     structured_outputs: "StructuredOutputs | None" = None
@@ -113,8 +132,19 @@ class SamplingParams:
             raise ParameterError(
                 "min_tokens", self.min_tokens, f"must not exceed max_tokens={self.max_tokens}"
             )
-        if self.logprobs is not None:
-            _check_integer("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), low=0, high=MAX_LOGPROBS)
+        chosen = self._checked_ids("logprob_token_ids", self.logprob_token_ids) or None
+        if chosen is not None:
+            if len(chosen) > MAX_LOGPROB_TOKEN_IDS:
+                raise ParameterError(
+                    "logprob_token_ids",
+                    len(chosen),
+                    f"must hold at most {MAX_LOGPROB_TOKEN_IDS} token ids",
+                )
+            self._set("logprobs", 0)
+        self._set("logprob_token_ids", chosen)
         if self.seed is not None:
             _check_integer("seed", self.seed, low=-(2**63), high=2**63 - 1)
         self._set("_stop", self._checked_stop())
@@ -126,6 +156,7 @@ class SamplingParams:
         self._set("logit_bias", self._checked_bias())
         self._check_bad_words()
         self._normalise_temperature()
+        self._clip_to_device()
         if self.is_greedy and self.n > 1:
             raise ParameterError("n", self.n, "must be 1 when temperature is 0")
 
@@ -157,6 +188,15 @@ class SamplingParams:
             self._set("temperature", _MIN_TEMPERATURE)
         if self.top_k == -1:
             self._set("top_k", 0)
+
+    def _clip_to_device(self) -> None:
+        """Bring into the range of 32-bit numbers what means the same there."""
+        self._set("top_k", min(self.top_k, _MAX_TOP_K))
+        self._set("top_p", max(self.top_p, _MIN_TOP_P))
+        penalty = min(
+            max(self.repetition_penalty, _MIN_REPETITION_PENALTY), _MAX_REPETITION_PENALTY
+        )
+        self._set("repetition_penalty", penalty)
 
     def _checked_stop(self) -> tuple[str, ...]:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())

@@ -13,6 +13,7 @@ from paged.cache_groups import CacheGroup
 from paged.kv_cache import KVCache, KVCacheSpec, allocate_kv_cache
 from paged.models.config import ModelConfig
 from paged.models.forward import GraphDef, abstract_model
+from paged.models.params_layout import ParamsLayout
 from paged.models.programs import ProgramSource
 from paged.models.sharded_programs import ShardedPrograms
 from paged.models.tensor_parallel import TensorParallel
@@ -49,6 +50,7 @@ class Placement:
         split = split_of(config, model)
         if split.size == 1:
             return cls(split, None)
+        split.check_quantized_weights(config.quantization)
         mesh = tensor_parallel_mesh(split.size) if mesh is None else mesh
         logger.info(
             "Tensor parallelism over %d devices (%s), mesh %s: each has %d of %d query heads and "
@@ -73,6 +75,21 @@ class Placement:
             return None
         return self.split.param_shardings(
             self.mesh, dtype=config.dtype, quantization=config.quantization
+        )
+
+    def params_layout(self, config: EngineConfig, graphdef: GraphDef) -> ParamsLayout:
+        """Return what brings parameters of a checkpoint's layout to the devices.
+
+        Args:
+          config: resolved settings.
+          graphdef: see `graphdef`.
+        """
+        return ParamsLayout(
+            graphdef,
+            self._abstract(self.split.config, config, None)[1],
+            shardings=self.param_shardings(config),
+            kv_head_copies=self.split.kv_head_copies,
+            is_packed=config.linear_backend == "native",
         )
 
     def abstract_params(self, config: EngineConfig) -> nnx.State[Any, Any]:

@@ -13,12 +13,14 @@ class PrefixStats:
     Attributes:
       queries: tokens of requests that were scheduled for the first time.
       hits: of those, found in blocks on the device.
+      evicted: of those, what would have been found if it had not been evicted.
       external_queries: tokens that the device did not have, where there are lower tiers.
       external_hits: of those, restored, by medium ("host", "disk").
     """
 
     queries: int = 0
     hits: int = 0
+    evicted: int = 0
     external_queries: int = 0
     external_hits: dict[str, int] = field(default_factory=dict)
 

@@ -1,6 +1,7 @@
 """`Request`: the one mutable record of the scheduler, one per sample being generated."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,6 +11,7 @@ import numpy as np
 from paged.scheduler.logit_edits import LogitEdits
 from paged.scheduler.output import FinishReason
 from paged.scheduler.params import SamplingParams
+from paged.scheduler.work import Work
 
 if TYPE_CHECKING:
     from paged.scheduler.structured.grammar_constraint import GrammarConstraint
@@ -86,6 +88,8 @@ class Request:
       num_in_flight: samples that the device has not returned yet.
       max_num_tokens: prompt plus output at which it ends, set by the scheduler.
       num_cached_tokens: prefix-cache hit of the first scheduling; -1 before it.
+      work: what the engine has measured of its work on it, by kind; empty unless asked for.
+      restored_tokens: of that hit, the tokens that came from lower tiers, by medium.
       num_preemptions: times its blocks were taken away.
       finish_reason, stop_reason: set when it ends.
       pooled: float32 `[hidden_size]`, the hidden state of its last prompt token once it is
@@ -125,6 +129,8 @@ class Request:
     num_in_flight: int = 0
     max_num_tokens: int = 0
     num_cached_tokens: int = -1
+    restored_tokens: Mapping[str, int] = field(default_factory=dict)
+    work: dict[str, Work] = field(default_factory=dict)
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -156,6 +162,11 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt plus generated tokens."""
         return self.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the steps that compute its prompt have to score the prompt's tokens, too."""
+        return self.params.prompt_logprobs is not None and not self.output_token_ids
 
     @property
     def is_finished(self) -> bool:

@@ -1,5 +1,6 @@
 """`ModelRunner`: parameters, KV cache and the compiled programs of a step; nothing else."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -13,11 +14,14 @@ from paged.models.batch import SampledTokens
 from paged.models.executables import ExecutableStore
 from paged.models.forward import split_head
 from paged.models.packing import BatchLayout
+from paged.models.params_layout import ParamsLayout
 from paged.models.programs import ProgramSource
 from paged.models.sampling import mask_words
+from paged.models.scoring import NUM_SCORED_ROWS
 from paged.scheduler.batching import Batch, build_batch
 from paged.scheduler.buckets import Bucket, BucketTable
 from paged.scheduler.output import ModelRunnerOutput, RunnerLogprobs, SchedulerOutput
+from paged.scheduler.prompt_scoring import PendingScores, Scores, scored_rows
 from paged.scheduler.row_table import RowTable
 from paged.scheduler.step_programs import StepPrograms, compile_programs, step_layout
 from paged.scheduler.structured.masked_step import MaskedStep
@@ -49,12 +53,14 @@ class DeviceStep:
       logprobs: the samples with their log probabilities, if some sequence wants them.
       hidden: final hidden states, `[at least num_scheduled, hidden_size]`, if some sequence wants
         its own.
+      scores: what is scored beside the samples, if something is.
     """
 
     token_ids: jax.Array | None
     num_scheduled: int
     logprobs: SampledTokens | None = None
     hidden: jax.Array | None = None
+    scores: PendingScores | None = None
 
     def result(self) -> ModelRunnerOutput:
         """Return the sampled tokens, waiting for them if need be."""
@@ -62,18 +68,21 @@ class DeviceStep:
             return ModelRunnerOutput(np.zeros(0, np.int32))
         rows = slice(0, self.num_scheduled)
         token_ids = np.asarray(self.token_ids)[rows]
+        logprobs = None if self.logprobs is None else _to_host(self.logprobs, rows)
         hidden = None
         if self.hidden is not None:
             hidden = np.asarray(self.hidden)[rows].astype(np.float32)
-        if self.logprobs is None:
-            return ModelRunnerOutput(token_ids, hidden=hidden)
-        logprobs = RunnerLogprobs(
-            sampled=np.asarray(self.logprobs.logprobs)[rows],
-            ranks=np.asarray(self.logprobs.ranks)[rows],
-            top_ids=np.asarray(self.logprobs.top_ids)[rows],
-            top=np.asarray(self.logprobs.top_logprobs)[rows],
-        )
-        return ModelRunnerOutput(token_ids, logprobs, hidden)
+        scores = Scores() if self.scores is None else self.scores.result()
+        return ModelRunnerOutput(token_ids, logprobs, hidden, scores.prompts, scores.chosen)
+
+
+def _to_host(samples: SampledTokens, rows: slice) -> RunnerLogprobs:
+    return RunnerLogprobs(
+        sampled=np.asarray(samples.logprobs)[rows],
+        ranks=np.asarray(samples.ranks)[rows],
+        top_ids=np.asarray(samples.top_ids)[rows],
+        top=np.asarray(samples.top_logprobs)[rows],
+    )
 
 
 class ModelRunner:
@@ -90,6 +99,7 @@ class ModelRunner:
       vocab_size: size of the logits.
       num_groups: cache groups of the model that `graphdef` was made for.
       block_mover: carries out what a step asks for beside the model; None if none ever does.
+      params_layout: brings other parameters into the form of `params`; None if none ever come.
     """
 
     def __init__(
@@ -103,11 +113,11 @@ class ModelRunner:
         vocab_size: int,
         num_groups: int = 1,
         block_mover: BlockMover | None = None,
+        params_layout: ParamsLayout | None = None,
     ) -> None:
         self._graphdef = graphdef
-        self._params = params
-        self._leaves = tuple(jax.tree.leaves(params))
-        self._head_params = split_head(graphdef, params)[1]
+        self._params_layout = params_layout
+        self._use(params)
         self._kv_cache = kv_cache
         # Like the token ids of the cache, on every device that it is split over.
         everywhere = kv_cache.token_ids.sharding
@@ -192,10 +202,46 @@ class ModelRunner:
         bucket = self._table.pick(output.num_tokens, num_seqs)
         batch = build_batch(output, self.layout(bucket), self._rows, self._kv_cache.block_size)
         forward = self._forward(bucket, batch, num_seqs)
+        scores = self._scores(output, forward)
         if not batch.uses_masks:
-            return self._choose(forward, None)
+            return self._choose(forward, None, scores)
         words = mask_words(self._vocab_size)
-        return MaskedStep(forward.size, words, lambda masks: self._choose(forward, masks))
+        return MaskedStep(forward.size, words, lambda masks: self._choose(forward, masks, scores))
+
+    def _scores(self, output: SchedulerOutput, forward: "_Forward") -> PendingScores | None:
+        """Return what is scored beside the samples, None if nothing is."""
+        may_score = output.scores_prompts or forward.batch.wants_logprobs
+        rows = scored_rows(output) if may_score else []
+        if not rows:
+            return None
+        assert self._programs is not None
+        program, head_params = self._programs.score, self._head_params
+
+        def score(hidden: np.ndarray, token_ids: np.ndarray, masks: np.ndarray) -> RunnerLogprobs:
+            return _to_host(program(head_params, hidden, token_ids, masks), slice(None))
+
+        words = mask_words(self._vocab_size)
+        return PendingScores(rows, forward.all_hidden, score, NUM_SCORED_ROWS, words)
+
+    def update_params(self, params: Any) -> None:
+        """Compute with other parameters from the next step on; nothing is compiled.
+
+        Args:
+          params: see `ParamsLayout.arrange`. Arrays that lie where they should are used as they
+            are: they must not be donated or deleted afterwards.
+
+        Raises:
+          ValueError: if they do not fit; those before are used on.
+          RuntimeError: if the runner has no `params_layout`, or is closed.
+        """
+        if self._params_layout is None or not self._leaves:
+            raise RuntimeError("Make the runner with a params_layout, and do not close it before.")
+        self._use(self._params_layout.arrange(params))
+
+    def _use(self, params: Any) -> None:
+        self._params = params
+        self._leaves = tuple(jax.tree.leaves(params))
+        self._head_params = split_head(self._graphdef, params)[1]
 
     def close(self) -> None:
         """Release parameters, KV cache and compiled steps."""
@@ -227,19 +273,21 @@ class ModelRunner:
         assert programs is not None
         assert table is not None
         # Rebound at once: the donated arrays are gone.
-        hidden, rows, self._kv_cache = programs.forward[bucket](
+        hidden, rows, self._kv_cache, all_hidden = programs.forward[bucket](
             self._leaves, self._kv_cache, batch.packed, self._last_tokens
         )
         size = table.pick_head(bucket, num_seqs, is_greedy=batch.is_greedy)
         if size != bucket.num_seqs:
             hidden, rows = programs.resize[bucket.num_seqs, size](hidden, rows)
-        return _Forward(hidden, rows, size, batch, num_seqs)
+        return _Forward(hidden, rows, all_hidden, size, batch, num_seqs)
 
-    def _choose(self, forward: "_Forward", masks: np.ndarray | None) -> DeviceStep:
+    def _choose(
+        self, forward: "_Forward", masks: np.ndarray | None, scores: PendingScores | None = None
+    ) -> DeviceStep:
         """Start the choice of the tokens of the step whose model part was started last."""
         programs = self._programs
         assert programs is not None
-        hidden, rows, size, batch, num_seqs = forward
+        hidden, rows, _, size, batch, num_seqs = forward
         samples: SampledTokens | None = None
         if batch.is_greedy:
             token_ids, self._last_tokens = programs.greedy[size](
@@ -258,7 +306,9 @@ class ModelRunner:
             # Queued behind the step, so that the tokens are here when somebody asks.
             for array in jax.tree.leaves((token_ids, logprobs, wanted)):
                 array.copy_to_host_async()
-        return DeviceStep(token_ids, num_seqs, logprobs, wanted)
+        if scores is not None and masks is not None:
+            scores = dataclasses.replace(scores, masks=masks)
+        return DeviceStep(token_ids, num_seqs, logprobs, wanted, scores)
 
 
 class _Forward(NamedTuple):
@@ -266,6 +316,7 @@ class _Forward(NamedTuple):
 
     Attributes:
       hidden, rows: as `forward_step` returns them, for `size` sequences.
+      all_hidden: of all tokens, as it returns them.
       size: rows of the head.
       batch: what went in.
       num_seqs: sequences of the step.
@@ -273,6 +324,7 @@ class _Forward(NamedTuple):
 
     hidden: jax.Array
     rows: jax.Array
+    all_hidden: jax.Array
     size: int
     batch: Batch
     num_seqs: int

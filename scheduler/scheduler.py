@@ -466,7 +466,12 @@ class Scheduler:
         request.num_cached_tokens = request.num_computed_tokens
         request.scheduled_time = self._clock()
         if self.pool.enable_caching:
-            self._prefix_stats.count(request, self._restorer.take_media(request))
+            restored = self._restorer.take_media(request)
+            request.restored_tokens = restored or {}
+            self._prefix_stats.count(request, restored)
+            block_size = self.pool.block_size
+            missed = request.block_hashes[request.num_cached_tokens // block_size :]
+            self._prefix_stats.evicted += self.pool.evicted.count_leading(missed) * block_size
 
     def _check_not_stuck(self, head: Request) -> None:
         """Raise if nothing that is under way can ever make room for the head of the queue."""

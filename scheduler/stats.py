@@ -1,6 +1,6 @@
 """`StatsBuilder`: collects what happened between two steps into one `StepStats`."""
 
-from paged.scheduler.output import FinishedRequestStats, SchedulerOutput, StepStats
+from paged.scheduler.output import FinishedRequestStats, Moments, SchedulerOutput, StepStats
 from paged.scheduler.request import Request
 from paged.scheduler.scheduler import Scheduler
 from paged.scheduler.step_rows import StepUpdates
@@ -18,6 +18,7 @@ class StatsBuilder:
         self._num_generated = 0
         self._num_prompt = 0
         self._num_cached = 0
+        self._restored: dict[str, int] = {}
         self._num_preempted = 0
         self._ttft: list[float] = []
         self._itl: list[float] = []
@@ -33,6 +34,8 @@ class StatsBuilder:
             self._ttft.append(request.first_token_time - request.arrival_time)
             self._num_prompt += request.num_prompt_tokens
             self._num_cached += request.num_cached_tokens
+            for medium, num_tokens in request.restored_tokens.items():
+                self._restored[medium] = self._restored.get(medium, 0) + num_tokens
         if updates.firsts:
             has_no_gap = set(updates.firsts)
             self._itl += [gap for i, gap in enumerate(updates.gaps) if i not in has_no_gap]
@@ -57,6 +60,13 @@ class StatsBuilder:
                 decode_seconds=_span(first, last),
                 inference_seconds=_span(scheduled, last),
                 num_preemptions=request.num_preemptions,
+                num_cached_tokens=max(0, request.num_cached_tokens),
+                request_id=request.parent_id,
+                index=request.index,
+                moments=Moments(
+                    request.arrival_time, request.queued_time, scheduled, first, last, now
+                ),
+                work=request.work,
             )
         )
 
@@ -71,9 +81,11 @@ class StatsBuilder:
             num_tokens=self._num_tokens,
             num_prompt_tokens=self._num_prompt,
             num_cached_prompt_tokens=self._num_cached,
+            restored_prompt_tokens=self._restored,
             num_generation_tokens=self._num_generated,
             prefix_queries=prefix.queries,
             prefix_hits=prefix.hits,
+            prefix_evicted=prefix.evicted,
             external_prefix_queries=prefix.external_queries,
             external_prefix_hits=prefix.external_hits,
             num_discarded_tokens=scheduler.take_num_discarded_tokens(),

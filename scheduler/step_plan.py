@@ -20,6 +20,7 @@ class StepPlan:
       budget: tokens left.
       preempted: requests that lost their blocks.
       is_short_of_blocks: somebody gave up blocks, so nobody new may take any.
+      scores_prompts: some request wants its prompt's tokens scored.
     """
 
     __slots__ = (
@@ -29,12 +30,14 @@ class StepPlan:
         "budget",
         "is_short_of_blocks",
         "preempted",
+        "scores_prompts",
     )
 
     def __init__(self, budget: int, request_cap: int) -> None:
         self.budget = budget
         self.preempted: list[Request] = []
         self.is_short_of_blocks = False
+        self.scores_prompts = False
         self._request_cap = request_cap
         self._single = StepRows()
         self._longer = StepRows()
@@ -55,6 +58,8 @@ class StepPlan:
         if samples:
             request.num_in_flight = in_flight + 1
         self.budget -= num_tokens
+        if request.scores_prompt:
+            self.scores_prompts = True
         rows = self._single if num_tokens == 1 else self._longer
         rows.append(request, start, num_tokens, samples, end > num_known)
 
@@ -130,4 +135,5 @@ class StepPlan:
             block_copies=tuple(block_copies),
             saves=tuple(saves),
             restores=tuple(restores),
+            scores_prompts=self.scores_prompts,
         )

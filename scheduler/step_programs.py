@@ -12,6 +12,7 @@ from paged.kv_cache import KVCache
 from paged.models.forward import split_head
 from paged.models.packing import BatchLayout
 from paged.models.programs import ProgramSource
+from paged.models.scoring import Score, compile_score
 from paged.models.step import (
     Forward,
     Greedy,
@@ -37,12 +38,14 @@ class StepPrograms:
       forward: by bucket.
       resize: by (rows of the bucket, rows of the head).
       greedy, sample: by rows of the head.
+      score: for the rows of prompts that are scored.
     """
 
     forward: dict[Bucket, Forward]
     resize: dict[tuple[int, int], Resize]
     greedy: dict[int, Greedy]
     sample: dict[int, Sample]
+    score: Score
 
 
 def step_layout(
@@ -107,6 +110,12 @@ def compile_programs(
             max_logprobs=MAX_LOGPROBS,
         )
 
+    def score(_: None) -> Score:
+        vocab_size = layout(table.buckets[0].num_seqs).vocab_size
+        return compile_score(
+            store, head, head_params, vocab_size=vocab_size, max_logprobs=MAX_LOGPROBS
+        )
+
     with concurrent.futures.ThreadPoolExecutor(_COMPILE_THREADS) as pool:
 
         def start[K, P](make: Callable[[K], P], keys: Any) -> dict[K, concurrent.futures.Future[P]]:
@@ -119,6 +128,7 @@ def compile_programs(
             start(resize, table.resizes),
             start(greedy, table.greedy_sizes),
             start(sample, table.sample_sizes),
+            start(score, (None,)),
         )
         pending = [future for programs in started for future in programs.values()]
         with tqdm(
@@ -127,5 +137,7 @@ def compile_programs(
             for done in concurrent.futures.as_completed(pending):
                 done.result()  # an error ends the wait at once
                 bar.update()
-    results = [{key: future.result() for key, future in programs.items()} for programs in started]
-    return StepPrograms(*results)
+    forwards, resizes, greedys, samples, scores = (
+        {key: future.result() for key, future in programs.items()} for programs in started
+    )
+    return StepPrograms(forwards, resizes, greedys, samples, scores[None])

@@ -14,14 +14,22 @@ from yarl import URL
 
 from paged.server.auth import auth_middleware
 from paged.server.context import CONTEXT, make_context
+from paged.server.cors import cors_middleware
 from paged.server.errors import error_middleware
+from paged.server.http_metrics import note_route
+from paged.server.instruments import install_instruments
 from paged.server.log_stats import LogStats
 from paged.server.openapi import DOCUMENT, openapi_document
+from paged.server.protocol import BODY_TIMEOUT
+from paged.server.rate_limit import rate_limit_middleware
+from paged.server.reply_headers import add_reply_headers, reply_headers_middleware
 from paged.server.routes import make_routes
 from paged.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from paged.scheduler.async_engine import AsyncEngine
+
+_IS_STRIPPED = web.RequestKey("is_stripped", bool)
 
 access_logger = logging.getLogger("paged.server.access")
 
@@ -32,22 +40,29 @@ def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> w
     The engine is the caller's: it must be started before the first request and shut down after
     the application.
 
-    Raises: ValueError if the settings contradict the model.
+    Raises: ValueError if the settings contradict the model, or need what is not installed.
     """
     settings = settings or ServerSettings()
     app = web.Application(
         middlewares=[
+            reply_headers_middleware(request_ids=settings.request_id_headers),
             error_middleware(),
+            cors_middleware(settings.cors),
+            root_path_middleware(settings.root_path),
             auth_middleware(settings.api_keys, metrics_require_key=settings.metrics_require_key),
+            rate_limit_middleware(settings.max_requests_per_minute),
             slash_middleware(),
         ],
         client_max_size=settings.client_max_size,
     )
     app[CONTEXT] = make_context(engine, settings)
+    install_instruments(app)
+    app[BODY_TIMEOUT] = settings.body_timeout_seconds
     routes = make_routes(settings)
     app.add_routes([route.definition() for route in routes])
     document = openapi_document(routes, with_keys=bool(settings.api_keys))
     app[DOCUMENT] = msgspec.json.encode(document)
+    app.on_response_prepare.append(add_reply_headers)
     app.cleanup_ctx.append(observe_engine)
     app.on_shutdown.append(end_background)
     return app
@@ -93,6 +108,29 @@ async def end_background(app: web.Application) -> None:
     await app[CONTEXT].response_tasks.close()
 
 
+def root_path_middleware(root_path: str) -> Middleware:
+    """Return the middleware that reads `/llm/v1/models` as `/v1/models`, for a root path of /llm.
+
+    What comes after it sees the path without the prefix, keys included; `slash_middleware` does
+    the routing.
+    """
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        url = request.rel_url
+        if not root_path or not url.raw_path.startswith(f"{root_path}/"):
+            return await handler(request)
+        path = url.raw_path.removeprefix(root_path)
+        stripped = request.clone(
+            rel_url=URL.build(path=path, query_string=url.raw_query_string, encoded=True)
+        )
+        stripped._match_info = request._match_info  # replaced with the routing
+        stripped[_IS_STRIPPED] = True
+        return await handler(stripped)
+
+    return middleware
+
+
 def slash_middleware() -> Middleware:
     """Return the middleware that reads `/v1//models` as `/v1/models`.
 
@@ -104,7 +142,7 @@ def slash_middleware() -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         path = request.rel_url.raw_path
-        if "//" not in path:
+        if "//" not in path and not request.get(_IS_STRIPPED):
             return await handler(request)
         single = re.sub("//+", "/", path)
         url = URL.build(path=single, query_string=request.rel_url.raw_query_string, encoded=True)
@@ -112,6 +150,7 @@ def slash_middleware() -> Middleware:
         request = request.clone(rel_url=url)
         match = await app.router.resolve(request)
         match.add_app(app)
+        note_route(request, match)
         request._match_info = match  # as aiohttp's own normalize_path_middleware does
         return await match.handler(request)
 

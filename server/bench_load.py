@@ -5,6 +5,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -125,6 +126,21 @@ class BenchClient:
         timeline.finished = timeline.error is None
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request and the book that is kept on it.
+
+    Attributes:
+      body: to send; after the first of a session, `messages` are only those that are new.
+      timeline: filled while it runs.
+      pause: seconds between the end of the one before and this one.
+    """
+
+    body: Mapping[str, Any]
+    timeline: Timeline
+    pause: float = 0.0
+
+
 async def send_all(
     client: BenchClient,
     bodies: Sequence[Mapping[str, Any]],
@@ -132,30 +148,63 @@ async def send_all(
     due: Sequence[float] | np.ndarray,
     *,
     max_concurrency: int | None,
+) -> bool:
+    """Send every request when it is due, each for itself; see `send_sessions`."""
+    pairs = zip(bodies, timelines, strict=True)
+    sessions = [[Exchange(body, timeline)] for body, timeline in pairs]
+    return await send_sessions(client, sessions, due, max_concurrency=max_concurrency)
+
+
+async def send_sessions(
+    client: BenchClient,
+    sessions: Sequence[Sequence[Exchange]],
+    due: Sequence[float] | np.ndarray,
+    *,
+    max_concurrency: int | None,
     on_finished: Callable[[], object] = lambda: None,
 ) -> bool:
-    """Send every request when it is due, and fill the timelines.
+    """Start every session when it is due, and fill the timelines of its exchanges.
+
+    The exchanges of a session follow each other; each is sent with all messages and answers before
+    it. When one fails, those after it fail unsent.
 
     Args:
       client: of the server.
-      bodies, timelines, due: one of each per request; `due` in seconds from now.
+      sessions, due: one of each per session; `due` in seconds from now.
       max_concurrency: most requests under way; what is due beyond that waits before it is sent.
       on_finished: called when a request has ended, well or not.
 
     Returns: False if it was cancelled (Ctrl-C) before all had ended.
     """
-    slots = asyncio.Semaphore(max_concurrency or len(bodies))
+    slots = asyncio.Semaphore(max_concurrency or max(1, len(sessions)))
     start = time.perf_counter()
 
-    async def send(body: Mapping[str, Any], timeline: Timeline, seconds: float) -> None:
+    async def run(session: Sequence[Exchange], seconds: float) -> None:
         await asyncio.sleep(start + seconds - time.perf_counter())
-        async with slots:
-            await client.send(body, timeline)
-        on_finished()
+        said: list[Mapping[str, Any]] = []
+        failed = False
+        for exchange in session:
+            timeline = exchange.timeline
+            if failed:
+                timeline.error = "not sent: the turn before it failed"
+            else:
+                if exchange.pause:
+                    await asyncio.sleep(exchange.pause)
+                body = exchange.body
+                if said:
+                    body = {**body, "messages": [*said, *body["messages"]]}
+                async with slots:
+                    await client.send(body, timeline)
+                failed = timeline.error is not None
+                if len(session) > 1:
+                    answer = {"role": "assistant", "content": "".join(timeline.pieces)}
+                    said = [*body["messages"], answer]
+            timeline.pieces.clear()
+            on_finished()
 
     tasks = [
-        asyncio.create_task(send(body, timeline, seconds))
-        for body, timeline, seconds in zip(bodies, timelines, due, strict=True)
+        asyncio.create_task(run(session, seconds))
+        for session, seconds in zip(sessions, due, strict=True)
     ]
     try:
         await asyncio.gather(*tasks)
@@ -181,10 +230,13 @@ def _note(data: bytes, timeline: Timeline) -> bool:
         timeline.arrivals.append(time.perf_counter())
         if not timeline.counted_by_server:
             timeline.num_output_tokens += 1
+    timeline.pieces += [text for choice in choices if (text := _text(choice))]
     if usage := chunk.get("usage"):
         timeline.counted_by_server = True
         timeline.num_prompt_tokens = usage["prompt_tokens"]
         timeline.num_output_tokens = usage["completion_tokens"]
+        # Servers without a prefix cache leave this out, or write null.
+        timeline.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     return any(choice.get("finish_reason") for choice in choices)
 
 
@@ -192,6 +244,13 @@ def _is_output(choice: Mapping[str, Any]) -> bool:
     """Return whether a choice holds some output; the chunk that opens a chat names its role."""
     delta = choice.get("delta")
     return delta is None or "role" not in delta or bool(delta.get("content"))
+
+
+def _text(choice: Mapping[str, Any]) -> str | None:
+    """Return what a choice adds to the answer, the reasoning before it left out."""
+    delta = choice.get("delta")
+    text: str | None = choice.get("text") if delta is None else delta.get("content")
+    return text
 
 
 def _model_names(body: bytes) -> list[str]:

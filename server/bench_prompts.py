@@ -34,7 +34,7 @@ def longest(mean: int, range_ratio: float) -> int:
 
 
 def random_tokens(
-    rng: np.random.Generator, lengths: Sequence[int], token_ids: Sequence[int]
+    rng: np.random.Generator, lengths: Sequence[int], token_ids: Sequence[int] | np.ndarray
 ) -> list[list[int]]:
     """Return a prompt of each length, of ids drawn from `token_ids`."""
     ids = np.asarray(token_ids, np.int64)

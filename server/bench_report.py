@@ -4,7 +4,7 @@ import importlib.metadata
 import json
 import pathlib
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paged._version import __version__
@@ -54,3 +54,9 @@ def write_json(path: pathlib.Path | None, result: Mapping[str, Any]) -> None:
     """Write a result, if somebody wants it."""
     if path is not None:
         path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def write_text(path: pathlib.Path | None, make: Callable[[], str]) -> None:
+    """Write a text, if somebody wants it; it is made only then."""
+    if path is not None:
+        path.write_text(make(), encoding="utf-8")

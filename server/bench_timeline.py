@@ -4,7 +4,7 @@ All three benchmarks keep their books here. Definitions and field names are vLLM
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +26,8 @@ class Timeline:
       finished: whether the last of `arrivals` is the end.
       error: why it failed.
       counted_by_server: whether the token counts are a server's; otherwise outputs were counted.
+      num_cached_tokens: prompt tokens from the prefix cache; None if nobody says.
+      pieces: the text as it came, where it is needed for the next turn.
     """
 
     num_prompt_tokens: int
@@ -35,6 +37,8 @@ class Timeline:
     finished: bool = False
     error: str | None = None
     counted_by_server: bool = False
+    num_cached_tokens: int | None = None
+    pieces: list[str] = field(default_factory=list)
 
     @property
     def ttft(self) -> float:
@@ -57,6 +61,22 @@ class Timeline:
         if self.num_output_tokens < 2:
             return None
         return (self.e2el - self.ttft) / (self.num_output_tokens - 1)
+
+
+def meets(timeline: Timeline, objectives: Mapping[str, float]) -> bool:
+    """Return whether a request is at most as slow as its objectives, milliseconds by metric.
+
+    A request of one token has no TPOT, and keeps any.
+    """
+    return all(
+        1e3 * (getattr(timeline, name) or 0.0) <= bound for name, bound in objectives.items()
+    )
+
+
+def cached_tokens(timelines: Sequence[Timeline]) -> int | None:
+    """Return the prompt tokens that came from the prefix cache; None if the server never said."""
+    told = [t.num_cached_tokens for t in timelines if t.num_cached_tokens is not None]
+    return sum(told) if told else None
 
 
 def seconds_of(timelines: Sequence[Timeline]) -> dict[str, list[float]]:

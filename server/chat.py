@@ -15,10 +15,15 @@ from paged.server.conversation import text_of
 from paged.server.errors import ApiError, json_response
 from paged.server.generation import Choice, Generation, check_stream_options, response_id
 from paged.server.handling import handling_of
-from paged.server.logprobs import chat_logprobs
+from paged.server.limits import check_limits
+from paged.server.logprobs import chat_logprobs, prompt_logprobs_body
 from paged.server.prompts import Prompt, chat_prompt, vocab_size
 from paged.server.protocol import ChatCompletionRequest, decode_body, read_json
-from paged.server.sampling import resolve_max_tokens, sampling_params
+from paged.server.sampling import (
+    requested_prompt_logprobs,
+    resolve_max_tokens,
+    sampling_params,
+)
 from paged.server.streaming import Chunk, Chunks, EventTemplate, send_events
 from paged.server.tool_parsers.events import CallArguments, Content, Event, joined
 from paged.server.tools import check_tools
@@ -26,7 +31,6 @@ from paged.server.unsupported import refuse_unsupported
 
 _OBJECT = "chat.completion"
 _CHUNK_OBJECT = "chat.completion.chunk"
-_RESPONSE_ROLE = "assistant"
 
 
 async def chat_completions(http_request: web.Request) -> web.StreamResponse:
@@ -36,6 +40,7 @@ async def chat_completions(http_request: web.Request) -> web.StreamResponse:
     request = decode_body(await read_json(http_request), ChatCompletionRequest)
     context.check_model(request.model)
     refuse_unsupported(request)
+    check_limits(context.settings, request)
     check_tools(request)
     check_stream_options(request)
     handling = handling_of(http_request, request)
@@ -74,8 +79,10 @@ def chat_params(
             requested,
             num_prompt_tokens=len(prompt.token_ids),
             max_model_len=context.engine.max_model_len,
+            cap=context.max_tokens_cap,
         ),
         logprobs=num_logprobs,
+        prompt_logprobs=requested_prompt_logprobs(request),
         vocab_size=vocab_size(context),
     )
 
@@ -104,7 +111,7 @@ async def _body(
         "service_tier": None,
         "system_fingerprint": generation.context.fingerprint,
         "usage": generation.usage.body(),
-        "prompt_logprobs": None,
+        "prompt_logprobs": prompt_logprobs_body(generation.prompt_logprobs.get(0)),
         "prompt_token_ids": prompt.token_ids if request.return_token_ids else None,
         "prompt_text": prompt.text if request.return_prompt_text else None,
         "kv_transfer_params": None,
@@ -124,14 +131,14 @@ def _choice(
         reader = format.reader()
         fields = message_fields(reader.feed(choice.text) + reader.finish(), reader.make_id)
         finish_reason = reader.finish_reason(finish_reason)
-    if echo := _echo(request):
+    if echo := _echo(generation, request):
         fields["content"] = echo + (fields["content"] or "")
     shows_tokens = format is None or not format.hides_tokens
     logprobs = _logprobs(generation, request, choice.token_ids, choice.logprobs)
     return {
         "index": index,
         "message": {
-            "role": _response_role(request),
+            "role": _response_role(generation, request),
             "content": fields.pop("content"),
             "refusal": None,
             "annotations": None,
@@ -148,19 +155,19 @@ def _choice(
     }
 
 
-def _response_role(request: ChatCompletionRequest) -> str:
+def _response_role(generation: Generation, request: ChatCompletionRequest) -> str:
     """Return the answer's role: that of the last message where this one is continued."""
     if request.add_generation_prompt or not request.messages:
-        return _RESPONSE_ROLE
+        return generation.context.settings.response_role
     return request.messages[-1].role
 
 
-def _echo(request: ChatCompletionRequest) -> str:
+def _echo(generation: Generation, request: ChatCompletionRequest) -> str:
     """Return the last message if it is wanted in front of the answer and has the same role."""
     if not request.echo or not request.messages:
         return ""
     last = request.messages[-1]
-    return text_of(last) if last.role == _response_role(request) else ""
+    return text_of(last) if last.role == _response_role(generation, request) else ""
 
 
 def _logprobs(
@@ -175,8 +182,10 @@ def _logprobs(
         generation.context.engine.tokenizer,
         token_ids,
         positions,
-        num_top=request.top_logprobs or 0,
-        as_token_ids=bool(request.return_tokens_as_token_ids),
+        num_top=1 + len(request.logprob_token_ids)
+        if request.logprob_token_ids
+        else request.top_logprobs or 0,
+        as_token_ids=generation.spells_token_ids,
     )
 
 
@@ -293,8 +302,8 @@ def _first_chunks(generation: Generation, request: ChatCompletionRequest) -> lis
     if generation.wants_usage_in_chunks:
         usage = generation.usage.body()
         opening["usage"] = {**usage, "total_tokens": usage["prompt_tokens"], "completion_tokens": 0}
-    deltas: list[dict[str, str]] = [{"role": _response_role(request), "content": ""}]
-    if echo := _echo(request):
+    deltas: list[dict[str, str]] = [{"role": _response_role(generation, request), "content": ""}]
+    if echo := _echo(generation, request):
         deltas.append({"content": echo})
     return [
         {

@@ -1,4 +1,4 @@
-"""The `paged` command: `serve`, `chat`, `generate`, `run-batch`, `compile`, `simulate` and more.
+"""The `paged` command: `serve`, `chat`, `generate`, `run-batch`, `plan`, `simulate` and more.
 
 Parsing needs neither JAX nor aiohttp, so that `paged --help` answers at once; each command imports
 what it needs when it runs. The files `cli*.py` are the only ones that read the environment.
@@ -13,8 +13,19 @@ from collections.abc import Sequence
 from paged._version import __version__
 from paged.scheduler.buckets import FEW_SEQS
 from paged.server.cli_bench_options import add_bench_commands
-from paged.server.cli_engine_options import add_engine_options, add_native_cache_option
+from paged.server.cli_doctor_options import add_doctor_options
+from paged.server.cli_engine_options import (
+    add_convert_options,
+    add_engine_options,
+    add_native_cache_option,
+)
 from paged.server.cli_errors import UserError
+from paged.server.cli_network_options import (
+    add_answer_options,
+    add_limit_options,
+    add_network_options,
+)
+from paged.server.cli_observability_options import add_observability_options
 from paged.server.cli_options import (
     HelpFormatter,
     add_batch_options,
@@ -23,6 +34,7 @@ from paged.server.cli_options import (
     add_server_options,
     dashed,
 )
+from paged.server.cli_plan_options import add_plan_options
 from paged.server.cli_simulate_options import add_simulate_options
 
 _DESCRIPTION = """\
@@ -45,7 +57,10 @@ _COMMANDS = {
     "generate": "paged.server.cli_generate",
     "run-batch": "paged.server.cli_run_batch",
     "compile": "paged.server.cli_compile",
+    "convert": "paged.server.cli_convert",
+    "plan": "paged.server.cli_plan",
     "simulate": "paged.server.cli_simulate",
+    "doctor": "paged.server.cli_doctor",
     "bench": "paged.server.cli_bench",
     "build-native": "paged.server.cli_build_native",
 }
@@ -84,6 +99,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     serve = _add_command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API")
     add_server_options(serve)
+    add_observability_options(serve)
+    add_network_options(serve)
+    add_limit_options(serve)
+    add_answer_options(serve)
     add_engine_options(serve, log_level="info")
 
     chat = _add_command(commands, "chat", "chat with a model in the terminal")
@@ -129,6 +148,20 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_engine_options(compile_command, log_level="info")
 
+    convert = _add_command(
+        commands, "convert", "write a checkpoint in the engine's own format, for a faster start"
+    )
+    add_convert_options(convert)
+    plan = commands.add_parser(
+        "plan",
+        help="say what a model needs of a GPU, how fast it should be, and which flags to use",
+        description="What fits on which GPU, and what to expect of it, from the model's config and "
+        "published figures; nothing is loaded and no GPU is needed.",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    add_plan_options(plan)
+
     simulate = commands.add_parser(
         "simulate",
         help="serve a trace without a model: cache hits, latency, memory",
@@ -147,6 +180,16 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_bench_commands(bench)
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="ask a running server what holds its requests back",
+        description="Read a server's metrics twice and say which resource is the bottleneck, on "
+        "what evidence, and which flag to turn; or show where two prompts stop sharing the cache.",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    add_doctor_options(doctor)
 
     build_native = commands.add_parser(
         "build-native",

@@ -19,6 +19,8 @@ _BENCHMARKS = {
     "throughput": "paged.server.cli_bench_throughput",
     "latency": "paged.server.cli_bench_latency",
     "serve": "paged.server.cli_bench_serve",
+    "sweep": "paged.server.cli_bench_sweep",
+    "compare": "paged.server.cli_bench_compare",
 }
 
 

@@ -1,61 +1,29 @@
 """Options of `paged bench`; names, and most defaults, are those of `vllm bench`."""
 
 import argparse
-import json
 import math
 import pathlib
-from typing import Any
 
+from paged.server.cli_bench_dataset_options import add_dataset_options
+from paged.server.cli_bench_values import (
+    count,
+    json_object,
+    metadata,
+    objective,
+    rate,
+    ratio,
+    seconds,
+    variation,
+)
 from paged.server.cli_engine_options import add_engine_options
 from paged.server.cli_options import DEFAULT_PORT, HelpFormatter, size
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
-
-
-def count(text: str) -> int:
-    """Parse a size of at least 1."""
-    value = size(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is too small; give 1 or more")
-    return value
-
-
-def ratio(text: str) -> float:
-    """Parse a share of at least 0 and below 1."""
-    value = _number(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be at least 0 and below 1")
-    return value
-
-
-def rate(text: str) -> float:
-    """Parse a number above 0, which may be inf."""
-    value = _number(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} must be above 0; inf is allowed")
-    return value
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """Parse a JSON object."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f'{text!r} is no JSON object; write {{"top_k": 5}}')
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+DEFAULT_BASE_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 
 
 def add_bench_commands(parser: argparse.ArgumentParser) -> None:
-    """Add `throughput`, `latency` and `serve`."""
+    """Add `throughput`, `latency`, `serve`, `sweep` and `compare`."""
     benchmarks = parser.add_subparsers(dest="bench", required=True, metavar="BENCHMARK")
     throughput = _add(
         benchmarks,
@@ -63,12 +31,13 @@ def add_bench_commands(parser: argparse.ArgumentParser) -> None:
         "measure many requests at once, in this process",
         "Tokens per second when all prompts are there at the start.",
     )
-    _add_lengths(throughput, input_len=128, output_len=128)
+    add_dataset_options(throughput, input_len=128, output_len=128, in_process=True)
     group = throughput.add_argument_group("benchmark")
     group.add_argument("--num-prompts", type=count, default=16, metavar="N", help="requests")
     group.add_argument(
         "--num-warmups", type=size, default=1, metavar="N", help="runs before the one that counts"
     )
+    _add_goodput(group)
     _add_output(throughput)
     add_engine_options(throughput, log_level="warning", prefix_cache_policy="lookahead")
 
@@ -78,7 +47,7 @@ def add_bench_commands(parser: argparse.ArgumentParser) -> None:
         "measure one batch at a time, in this process",
         "Latency of a batch that has the engine for itself, one batch after the other.",
     )
-    _add_lengths(latency, input_len=32, output_len=128)
+    _add_lengths(latency)
     group = latency.add_argument_group(
         "benchmark", "--max-num-seqs is --batch-size unless you set it."
     )
@@ -96,10 +65,40 @@ def add_bench_commands(parser: argparse.ArgumentParser) -> None:
         "measure a running server, of paged or any other with OpenAI's API",
         "Throughput and latency of a server under load, as its clients see them.",
     )
-    _add_server_options(serve)
-    _add_load_options(serve)
-    _add_request_options(serve)
-    _add_output(serve)
+    add_serve_options(serve)
+    group = _add_output(serve)
+    group.add_argument(
+        "--save-detailed",
+        action="store_true",
+        help="write what every request did into --json, too",
+    )
+
+    sweep = _add(
+        benchmarks,
+        "sweep",
+        "measure a server at one load, or with one setting, after the other",
+        "`serve` once for every value of --vary, and with --serve-args for every setting of a "
+        "server of paged; finds the knee.",
+    )
+    add_serve_options(sweep)
+    _add_sweep_options(sweep)
+    _add_output(sweep)
+
+    compare = _add(
+        benchmarks,
+        "compare",
+        "put two results side by side",
+        "Ratios of two results of `serve`, `throughput` or `latency`, or of `vllm bench`.",
+    )
+    _add_compare_options(compare)
+
+
+def add_serve_options(parser: argparse.ArgumentParser) -> None:
+    """Add what a load on a server is made of; `sweep` varies these."""
+    _add_server_options(parser)
+    _add_load_options(parser)
+    add_dataset_options(parser, input_len=1024, output_len=128, in_process=False)
+    _add_request_options(parser)
 
 
 def _add(
@@ -115,7 +114,7 @@ def _add(
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
-    if name != "serve":
+    if name in ("throughput", "latency"):
         parser.add_argument(
             "model",
             nargs="?",
@@ -125,22 +124,28 @@ def _add(
     return parser
 
 
-def _add_lengths(parser: argparse.ArgumentParser, *, input_len: int, output_len: int) -> None:
+def _add_lengths(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "prompts",
         "Random tokens, drawn with --seed. --max-model-len is the longest request unless you set "
         "it.",
     )
     group.add_argument(
-        "--input-len", type=count, default=input_len, metavar="TOKENS", help="tokens of a prompt"
+        "--input-len",
+        dest="random_input_len",
+        type=count,
+        default=32,
+        metavar="TOKENS",
+        help="tokens of a prompt",
     )
     group.add_argument(
-        "--output-len", type=count, default=output_len, metavar="TOKENS", help="tokens generated"
+        "--output-len",
+        dest="random_output_len",
+        type=count,
+        default=128,
+        metavar="TOKENS",
+        help="tokens generated",
     )
-    _add_range_ratio(group)
-
-
-def _add_range_ratio(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--random-range-ratio",
         type=ratio,
@@ -150,7 +155,75 @@ def _add_range_ratio(group: "argparse._ArgumentGroup") -> None:
     )
 
 
-def _add_output(parser: argparse.ArgumentParser) -> None:
+def _add_goodput(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--goodput",
+        type=objective,
+        nargs="+",
+        default=[],
+        metavar="KEY:MS",
+        help="count the requests that keep these bounds, too: ttft, tpot and e2el, in milliseconds "
+        "(default: none)",
+    )
+
+
+def _add_sweep_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sweep")
+    group.add_argument(
+        "--vary",
+        type=variation,
+        action="append",
+        default=[],
+        metavar="NAME=V,V",
+        help="option of `serve` and its values, such as request-rate=1,2,4; several are combined "
+        "(default: none)",
+    )
+    group.add_argument(
+        "--serve-args",
+        metavar="ARGS",
+        help="start `paged serve ARGS` on a free port, instead of --base-url, and stop it at the "
+        "end",
+    )
+    group.add_argument(
+        "--vary-server",
+        type=variation,
+        action="append",
+        default=[],
+        metavar="NAME=V,V",
+        help="option of `paged serve` and its values; a server is started for each (default: none)",
+    )
+    group.add_argument(
+        "--startup-timeout",
+        type=seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="until such a server must be ready",
+    )
+
+
+def _add_compare_options(parser: argparse.ArgumentParser) -> None:
+    for name, text in (("baseline", "what is compared with"), ("contender", "what is compared")):
+        parser.add_argument(
+            name,
+            type=pathlib.Path,
+            metavar=f"{'A' if name == 'baseline' else 'B'}.json",
+            help=f"{text}: a result, or a folder of runs, whose medians count",
+        )
+    parser.add_argument(
+        "--tolerance",
+        type=seconds,
+        default=3.0,
+        metavar="PERCENT",
+        help="differences up to this are no difference",
+    )
+    parser.add_argument(
+        "--fail-if-worse",
+        action="store_true",
+        help="exit status 3 if any figure is worse by more than that",
+    )
+
+
+def _add_output(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
     group = parser.add_argument_group("output")
     group.add_argument(
         "--json",
@@ -161,18 +234,33 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         help="write figures, settings and versions there",
     )
     group.add_argument(
+        "--html",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="write a page with tables and plots there; it needs nothing else",
+    )
+    group.add_argument(
+        "--metadata",
+        type=metadata,
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="further facts for the record (default: none)",
+    )
+    group.add_argument(
         "--disable-tqdm",
         action=argparse.BooleanOptionalAction,
         default=False,
         help="show no progress bar",
     )
+    return group
 
 
 def _add_server_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument(
         "--base-url",
-        default=f"http://127.0.0.1:{DEFAULT_PORT}",
+        default=DEFAULT_BASE_URL,
         metavar="URL",
         help="address without the endpoint; a /v1 at its end is understood",
     )
@@ -211,7 +299,7 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--num-warmups", type=size, default=0, metavar="N", help="requests before those that count"
     )
-    group.add_argument("--seed", type=int, default=0, help="of prompts, lengths and gaps")
+    _add_goodput(group)
 
 
 def _add_request_options(parser: argparse.ArgumentParser) -> None:
@@ -220,20 +308,6 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         "Completions are asked for with random token ids, chats with random words of about a token "
         "each.",
     )
-    group.add_argument(
-        "--random-input-len", type=count, default=1024, metavar="TOKENS", help="tokens of a prompt"
-    )
-    group.add_argument(
-        "--random-output-len", type=count, default=128, metavar="TOKENS", help="most generated"
-    )
-    group.add_argument(
-        "--random-prefix-len",
-        type=size,
-        default=0,
-        metavar="TOKENS",
-        help="tokens before them that all prompts share",
-    )
-    _add_range_ratio(group)
     group.add_argument(
         "--vocab-size",
         type=count,

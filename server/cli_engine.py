@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from paged.scheduler.config import EngineConfig
+from paged.scheduler.params import MAX_STOP_STRINGS
 from paged.server.cli_errors import user_errors
 from paged.server.cli_settings import engine_config, key_from_environment, models_cache_dir
 from paged.server.client import Client
@@ -91,7 +92,11 @@ async def serve_privately(
     key = secrets.token_urlsafe()
     with user_errors():
         settings = ServerSettings(
-            api_keys=(key,), served_model_names=tuple(served_model_names), log_stats=False
+            api_keys=(key,),
+            served_model_names=tuple(served_model_names),
+            # Its only client is the one who has started it, who has no flags to bound himself.
+            max_stop_strings=MAX_STOP_STRINGS,
+            log_stats=False,
         )
         app = make_app(engine, settings)
     runner = make_runner(app)

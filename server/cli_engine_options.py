@@ -86,8 +86,19 @@ def add_native_cache_option(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:
-    group = parser.add_argument_group("model")
+def add_convert_options(parser: argparse.ArgumentParser) -> None:
+    """Add those of `paged convert`."""
+    parser.add_argument(
+        "--out", metavar="DIR", type=pathlib.Path, required=True, help="folder; new or empty"
+    )
+    _add_checkpoint_options(parser, EngineConfig())
+    parser.add_argument(
+        "--log-level", choices=LOG_LEVELS, default="info", help="least severe messages shown"
+    )
+
+
+def _add_checkpoint_options(group: argparse._ActionsContainer, defaults: EngineConfig) -> None:
+    """Add which checkpoint it is, and what its weights become."""
     group.add_argument("--revision", help="branch, tag or commit on the Hub (default: main)")
     group.add_argument(
         "--hf-token", metavar="TOKEN", help="Hub access token (default: the one you logged in with)"
@@ -102,6 +113,11 @@ def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) 
         help="int8, int4, fp8: keep the weights of linear layers in so many bits; awq, gptq, "
         "compressed-tensors, fp8: insist that the checkpoint is quantised so (default: as it is)",
     )
+
+
+def _add_model_options(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:
+    group = parser.add_argument_group("model")
+    _add_checkpoint_options(group, defaults)
     group.add_argument(
         "--attention-backend",
         choices=ATTENTION_BACKENDS,

@@ -152,7 +152,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         "--enable-log-requests",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="log id and parameters of each request, never its prompt",
+        help="log id and parameters of each request; its prompt at --log-level debug only",
     )
 
 

@@ -2,11 +2,15 @@
 
 import argparse
 import asyncio
+import contextlib
 import errno
 import gc
 import logging
+import pathlib
+import resource
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +19,10 @@ from aiohttp import web
 from paged.server.app import make_app, make_runner
 from paged.server.cli_engine import start_engine
 from paged.server.cli_errors import UserError, user_errors
-from paged.server.cli_settings import engine_config, server_settings, set_up_logging
+from paged.server.cli_settings import engine_config, server_settings, set_up_logging, tls_files
 from paged.server.context import CONTEXT
 from paged.server.settings import ServerSettings
+from paged.server.tls import make_ssl_context
 
 if TYPE_CHECKING:
     from paged.scheduler.async_engine import AsyncEngine
@@ -32,25 +37,59 @@ def run(args: argparse.Namespace) -> int:
 
     Raises: UserError for what the user can mend, before or after the model is loaded.
     """
-    set_up_logging(args.log_level)
+    set_up_logging(args.log_level, args.log_format)
     with user_errors():
-        config, settings = engine_config(args), server_settings(args)
-    if not settings.api_keys and args.host not in ("localhost", "127.0.0.1", "::1"):
+        config, settings, tls = engine_config(args), server_settings(args), tls_files(args)
+        ssl_context = None if tls is None else make_ssl_context(tls)
+    if not (settings.api_keys or args.uds) and args.host not in ("localhost", "127.0.0.1", "::1"):
         logger.warning(
             "Anyone who reaches %s may use this server; set --api-key, or --host 127.0.0.1.",
             args.host,
         )
     logger.info("%s", config)
-    with reserve_port(args.host, args.port) as listener:
+    raise_file_limit()
+    listener = reserve_socket(args.uds) if args.uds else reserve_port(args.host, args.port)
+    with listener:
         asyncio.run(
             serve_until_stopped(
                 lambda: start_engine(args, config),
                 settings,
                 listener,
                 shutdown_timeout=args.shutdown_timeout,
+                ssl_context=ssl_context,
             )
         )
     return 0
+
+
+def raise_file_limit() -> None:
+    """Let the process open as many files, and so connections, as its hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # some systems refuse what they promise
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def reserve_socket(path: str) -> socket.socket:
+    """Return a Unix socket bound to a path, not listening yet; one that nobody serves goes.
+
+    Raises: UserError if the path cannot be used.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        if pathlib.Path(path).is_socket():
+            try:
+                listener.connect(path)
+            except ConnectionRefusedError:  # left behind by a server that was killed
+                pathlib.Path(path).unlink()
+            else:
+                raise OSError(errno.EADDRINUSE, "another program serves it")
+        listener.bind(path)
+        return listener
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or error
+        raise UserError(f"cannot listen on --uds {path}: {reason}.") from None
 
 
 def reserve_port(host: str, port: int) -> socket.socket:
@@ -78,6 +117,7 @@ async def serve_until_stopped(
     listener: socket.socket,
     *,
     shutdown_timeout: float,
+    ssl_context: ssl.SSLContext | None = None,
 ) -> None:
     """Start an engine, serve it on a bound socket until a signal, let it finish, stop it.
 
@@ -95,7 +135,7 @@ async def serve_until_stopped(
         runner = make_runner(app)
         await runner.setup()
         try:
-            await _listen(runner, listener)
+            await _listen(runner, listener, ssl_context)
             await signals.first.wait()
             await _drain(app, signals, shutdown_timeout)
             # Before the connections close: whoever still waits is told that the engine has ended.
@@ -146,14 +186,21 @@ async def _start_or_cancel(start: StartEngine, signals: _StopSignals) -> "AsyncE
         return await starting
 
 
-async def _listen(runner: web.AppRunner, listener: socket.socket) -> None:
+async def _listen(
+    runner: web.AppRunner, listener: socket.socket, ssl_context: ssl.SSLContext | None
+) -> None:
+    site = web.SockSite(runner, listener, backlog=1024, ssl_context=ssl_context)
+    if listener.family is socket.AF_UNIX:
+        await site.start()
+        logger.info("Serving on unix:%s", listener.getsockname())
+        return
     host, port = listener.getsockname()[:2]
     try:
-        await web.SockSite(runner, listener, backlog=1024).start()
+        await site.start()
     except OSError as error:  # another program that reserved the port like us was faster
         raise _cannot_listen(host, port, error) from None
     shown = f"[{host}]" if ":" in host else host
-    logger.info("Serving on http://%s:%d", shown, port)
+    logger.info("Serving on %s://%s:%d", "https" if ssl_context else "http", shown, port)
 
 
 async def _drain(app: web.Application, signals: _StopSignals, timeout_seconds: float) -> None:

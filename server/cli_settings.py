@@ -8,7 +8,10 @@ import sys
 from typing import Any
 
 from paged.scheduler.config import EngineConfig
-from paged.server.settings import ServerSettings
+from paged.server.cli_observability_options import observability_settings
+from paged.server.json_log import JsonFormatter
+from paged.server.settings import CorsSettings, ServerSettings
+from paged.server.tls import TlsFiles
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -72,6 +75,8 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         cache_salt_per_key=args.cache_salt_per_key,
         dev_mode=_dev_mode(),
         chat_template=None if args.chat_template is None else _read_template(args.chat_template),
+        chat_template_content_format=args.chat_template_content_format,
+        default_chat_template_kwargs=args.default_chat_template_kwargs,
         trust_request_chat_template=args.trust_request_chat_template,
         max_stored_responses=args.max_stored_responses,
         enable_auto_tool_choice=args.enable_auto_tool_choice,
@@ -81,6 +86,49 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         client_max_size=args.client_max_size,
         log_requests=args.enable_log_requests,
         log_stats=not args.disable_log_stats,
+        observability=observability_settings(args),
+        body_timeout_seconds=args.body_timeout,
+        write_timeout_seconds=args.write_timeout,
+        max_prompts=args.max_prompts,
+        max_n=args.max_n,
+        max_logprobs=args.max_logprobs,
+        max_stop_strings=args.max_stop_strings,
+        max_concurrent_streams=args.max_concurrent_streams,
+        max_requests_per_minute=args.max_requests_per_minute,
+        cors=CorsSettings(
+            origins=tuple(args.allowed_origins),
+            methods=tuple(args.allowed_methods),
+            headers=tuple(args.allowed_headers),
+            allow_credentials=args.allow_credentials,
+        ),
+        root_path=args.root_path.rstrip("/"),
+        request_id_headers=args.enable_request_id_headers,
+        sse_keep_alive_seconds=args.sse_keep_alive_interval,
+        stream_interval=args.stream_interval,
+        force_include_usage=args.enable_force_include_usage,
+        return_tokens_as_token_ids=args.return_tokens_as_token_ids,
+        response_role=args.response_role,
+        override_generation_config=args.override_generation_config,
+    )
+
+
+def tls_files(args: argparse.Namespace) -> TlsFiles | None:
+    """Return the files of TLS, None to serve without.
+
+    Raises: ValueError if there is more than a certificate, but no certificate.
+    """
+    if args.ssl_certfile is None:
+        if args.ssl_keyfile or args.ssl_ca_certs or args.ssl_cert_reqs or args.ssl_ciphers:
+            raise ValueError("TLS needs a certificate: give --ssl-certfile, too.")
+        return None
+    if args.ssl_cert_reqs and not args.ssl_ca_certs:
+        raise ValueError("--ssl-cert-reqs needs --ssl-ca-certs to check certificates with.")
+    return TlsFiles(
+        certfile=args.ssl_certfile,
+        keyfile=args.ssl_keyfile,
+        ca_certs=args.ssl_ca_certs,
+        requires_client_certificate=args.ssl_cert_reqs == 2,
+        ciphers=args.ssl_ciphers,
     )
 
 
@@ -122,14 +170,17 @@ def models_cache_dir() -> str | None:
     return os.environ.get("PAGED_MODELS_CACHE") or None
 
 
-def set_up_logging(level: str) -> None:
-    """Log to standard error, one plain line per message."""
+def set_up_logging(level: str, log_format: str = "text") -> None:
+    """Log to standard error, a plain line or a JSON object per message."""
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.WARNING,
         format="%(levelname)s %(asctime)s %(name)s: %(message)s",
         datefmt="%H:%M:%S",
     )
+    if log_format == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter())
     # Only our own messages: those of the libraries are about their insides.
     logging.getLogger("paged").setLevel(level.upper())
 

@@ -23,6 +23,7 @@ from paged.scheduler.simulator.trace_files import read_jsonl, read_mooncake, wri
 from paged.scheduler.simulator.traces import TRACES, make_trace
 from paged.server.cli_errors import UserError, user_errors
 from paged.server.cli_simulate_options import TRACE_OPTIONS
+from paged.server.text_table import aligned
 
 # Passes with a column of their own in the table.
 _MAX_PASSES_SHOWN = 6
@@ -194,7 +195,7 @@ def _print(
         shown: dict[str, Any] = found[0] if len(found) == 1 else {"runs": found}
         print(json.dumps(shown | ({} if baselines is None else {"baselines": baselines})))
         return
-    print(_aligned([_row(result) for result in results]))
+    print(aligned([_row(result) for result in results]))
     if baselines is not None:
         print("\nMemory, contiguous or in blocks (share of all; of what is reserved):")
         for use in (*baselines["reservations"], {"strategy": "blocks"} | baselines["blocks"]):
@@ -238,23 +239,6 @@ def _row(result: SimulationResult) -> dict[str, str]:
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.1f}" if math.isfinite(seconds) else "-"
-
-
-def _aligned(rows: Sequence[dict[str, str]]) -> str:
-    """Return a table with a heading; the first column is aligned to the left, numbers to the right.
-
-    Rows may lack columns that others have.
-    """
-    headings = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [headings, *[[row.get(name, "") for name in headings] for row in rows]]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(headings))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in cells
-    )
 
 
 def _dashed(name: str) -> str:

@@ -6,16 +6,21 @@ from typing import Any
 
 from aiohttp import web
 
-from paged.scheduler.output import CompletionOutput
+from paged.scheduler.output import CompletionOutput, PositionLogprobs
 from paged.scheduler.params import SamplingParams
 from paged.server.context import CONTEXT, ServerContext
-from paged.server.errors import ApiError, json_response
+from paged.server.errors import json_response
 from paged.server.generation import Choice, Generation, check_stream_options, response_id
 from paged.server.handling import handling_of
-from paged.server.logprobs import CompletionLogprobs
+from paged.server.limits import check_limits
+from paged.server.logprobs import CompletionLogprobs, prompt_logprobs_body
 from paged.server.prompts import Prompt, completion_prompts, vocab_size
 from paged.server.protocol import CompletionRequest, decode_body, read_json
-from paged.server.sampling import resolve_max_tokens, sampling_params
+from paged.server.sampling import (
+    requested_prompt_logprobs,
+    resolve_max_tokens,
+    sampling_params,
+)
 from paged.server.streaming import Chunk, Chunks, EventTemplate, send_events
 from paged.server.unsupported import refuse_unsupported
 
@@ -30,34 +35,41 @@ async def completions(http_request: web.Request) -> web.StreamResponse:
     request = decode_body(await read_json(http_request), CompletionRequest)
     context.check_model(request.model)
     refuse_unsupported(request)
+    check_limits(context.settings, request)
     check_stream_options(request)
     handling = handling_of(http_request, request)
-    if request.echo and request.logprobs is not None:
-        raise ApiError(
-            "echo with logprobs needs log probabilities of the prompt, which this version does "
-            "not support. Send one of the two.",
-            param="logprobs",
-        )
+    num_prompt_logprobs = requested_prompt_logprobs(request)
+    if num_prompt_logprobs is None and request.echo:
+        num_prompt_logprobs = request.logprobs  # what is echoed has them, too
     prompts = await completion_prompts(context, request)
     generation = Generation(
         context=context,
         request=request,
         response_id=response_id(http_request, request, "cmpl"),
         prompts=prompts,
-        params=_params(context, request, prompts),
+        params=_params(context, request, prompts, num_prompt_logprobs),
         handling=handling,
+        drops_output=_wants_only_echo(request),
     )
     if request.stream:
         return await send_events(http_request, _chunks(generation, request))
     return json_response(await _body(generation, request))
 
 
+def _wants_only_echo(request: CompletionRequest) -> bool:
+    """Whether nothing is to be generated."""
+    return bool(request.echo) and request.max_tokens == 0
+
+
 def _params(
-    context: ServerContext, request: CompletionRequest, prompts: list[Prompt]
+    context: ServerContext,
+    request: CompletionRequest,
+    prompts: list[Prompt],
+    num_prompt_logprobs: int | None,
 ) -> list[SamplingParams | None]:
-    """Return the parameters of each prompt; None for all if only the prompt is wanted back."""
+    """Return the parameters of each prompt; None for all if the engine has nothing to compute."""
     requested = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-    only_echo = bool(request.echo) and requested == 0
+    only_echo = _wants_only_echo(request)
     by_max_tokens: dict[int, SamplingParams] = {}
     chosen: list[SamplingParams | None] = []
     for prompt in prompts:
@@ -65,6 +77,7 @@ def _params(
             1 if only_echo else requested,
             num_prompt_tokens=len(prompt.token_ids),
             max_model_len=context.engine.max_model_len,
+            cap=context.max_tokens_cap,
         )
         if max_tokens not in by_max_tokens:
             by_max_tokens[max_tokens] = sampling_params(
@@ -72,9 +85,11 @@ def _params(
                 context.sampling_defaults,
                 max_tokens=max_tokens,
                 logprobs=request.logprobs,
+                prompt_logprobs=num_prompt_logprobs,
                 vocab_size=vocab_size(context),
             )
-        chosen.append(None if only_echo else by_max_tokens[max_tokens])
+        is_idle = only_echo and num_prompt_logprobs is None
+        chosen.append(None if is_idle else by_max_tokens[max_tokens])
     return chosen
 
 
@@ -95,11 +110,14 @@ async def _body(generation: Generation, request: CompletionRequest) -> dict[str,
 def _choice(
     generation: Generation, request: CompletionRequest, index: int, choice: Choice
 ) -> dict[str, Any]:
-    prompt = generation.prompts[index // generation.num_samples]
+    prompt_index = index // generation.num_samples
+    prompt = generation.prompts[prompt_index]
+    prompt_logprobs = generation.prompt_logprobs.get(prompt_index)
     logprobs = None
     if request.logprobs is not None:
-        spelling = CompletionLogprobs(as_token_ids=bool(request.return_tokens_as_token_ids))
-        logprobs = spelling.body(choice.token_ids, choice.logprobs)
+        token_ids, positions = _echoed(generation, request, prompt_index)
+        spelling = _spelling(generation, request)
+        logprobs = spelling.body([*token_ids, *choice.token_ids], [*positions, *choice.logprobs])
     return {
         "index": index,
         "text": _echo(generation, request, prompt) + choice.text,
@@ -107,9 +125,26 @@ def _choice(
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
         "token_ids": choice.token_ids if request.return_token_ids else None,
-        "prompt_logprobs": None,
+        "prompt_logprobs": prompt_logprobs_body(prompt_logprobs),
         "prompt_token_ids": prompt.token_ids if request.return_token_ids else None,
     }
+
+
+def _spelling(generation: Generation, request: CompletionRequest) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        generation.context.engine.tokenizer,
+        as_token_ids=generation.spells_token_ids,
+    )
+
+
+def _echoed(
+    generation: Generation, request: CompletionRequest, prompt_index: int
+) -> tuple[list[int], list[PositionLogprobs | None]]:
+    """Return tokens and log probabilities of the prompt if they come before the completion's."""
+    positions = generation.prompt_logprobs.get(prompt_index)
+    if not request.echo or request.logprobs is None or positions is None:
+        return [], []
+    return list(generation.prompts[prompt_index].token_ids), list(positions)
 
 
 def _echo(generation: Generation, request: CompletionRequest, prompt: Prompt) -> str:
@@ -151,7 +186,7 @@ class _ChoiceStream:
         self._request = request
         self._index = index
         self._prompt: Prompt | None = prompt  # until it has been sent
-        self._logprobs = CompletionLogprobs(as_token_ids=bool(request.return_tokens_as_token_ids))
+        self._logprobs = _spelling(generation, request)
         # Of the chunks that have a text and nothing else to say; made when one is needed.
         self._template: EventTemplate | None = None
         self._says_more = bool(request.return_token_ids or generation.wants_usage_in_chunks)
@@ -171,8 +206,11 @@ class _ChoiceStream:
             if request.return_token_ids:
                 prompt_token_ids = self._prompt.token_ids
         logprobs = None
-        if delta.logprobs:
-            logprobs = self._logprobs.body(delta.token_ids, delta.logprobs)
+        token_ids_before, positions = self._echoed() if self._prompt is not None else ([], [])
+        if delta.logprobs or positions:
+            logprobs = self._logprobs.body(
+                [*token_ids_before, *delta.token_ids], [*positions, *(delta.logprobs or ())]
+            )
         token_ids = list(delta.token_ids) if request.return_token_ids else None
         if not (text or logprobs or token_ids or delta.finish_reason):
             return []
@@ -190,6 +228,10 @@ class _ChoiceStream:
         if delta.finish_reason and not generation.wants_usage_chunk:
             chunk["system_fingerprint"] = generation.context.fingerprint
         return [chunk]
+
+    def _echoed(self) -> tuple[list[int], list[PositionLogprobs | None]]:
+        prompt_index = self._index // self._generation.num_samples
+        return _echoed(self._generation, self._request, prompt_index)
 
     def _chunk(
         self,

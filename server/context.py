@@ -10,9 +10,11 @@ from aiohttp import web
 
 from paged._version import __version__
 from paged.server.errors import ApiError
+from paged.server.limits import StreamSlots
 from paged.server.metrics import EngineMetrics
 from paged.server.output_formats import reasoning_format, tool_format
 from paged.server.reasoning import ReasoningFormat
+from paged.server.request_watch import RequestWatch
 from paged.server.response_store import ResponseStore
 from paged.server.response_tasks import ResponseTasks
 from paged.server.sampling import sampling_defaults
@@ -29,22 +31,25 @@ _MAX_STORED_BYTES = 256 << 20
 
 @dataclass(slots=True)
 class ServerContext:
-    """The engine and what was derived from it at start-up; `is_draining` alone changes.
+    """The engine and what was derived from it at start-up; only the last two change.
 
     Attributes:
       engine: serves the requests.
       settings: of the HTTP layer.
       model_names: accepted in requests; the first is reported in answers.
       sampling_defaults: of requests that leave a parameter out.
-      chat_template: instead of the checkpoint's, if the settings bring one.
+      chat_template: instead of the checkpoint's, if the settings bring one or change its format.
       tool_format: in which the model writes tool calls, None if it is not known.
       reasoning_format: in which it writes its reasoning, None to leave that in the text.
       metrics: fed by the engine.
       fingerprint: `system_fingerprint` of the answers; changes with version, model and settings.
       responses: of /v1/responses, for their successors.
       response_tasks: those that run in the background.
+      request_watch: brings the engine's records of requests to who wants them.
       max_token_chars: characters of the longest token, for a bound on the tokens of a text.
+      max_tokens_cap: most tokens that any request may generate; None: as many as fit.
       created: `created` of the model cards, Unix seconds.
+      streams: counts those that are open.
       is_draining: the server is about to stop and takes no new requests.
     """
 
@@ -60,6 +65,9 @@ class ServerContext:
     responses: ResponseStore
     response_tasks: ResponseTasks
     max_token_chars: int
+    max_tokens_cap: int | None
+    streams: StreamSlots
+    request_watch: RequestWatch = field(default_factory=RequestWatch)
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
 
@@ -99,10 +107,12 @@ def make_context(engine: "AsyncEngine", settings: ServerSettings) -> ServerConte
       are wrong.
     """
     names = settings.served_model_names or (engine.model_name,)
-    template = None
+    template, own = None, engine.checkpoint.chat_template
     if settings.chat_template is not None:
-        template = make_chat_template(engine, settings.chat_template)
-    used = template or engine.checkpoint.chat_template
+        template = make_chat_template(engine, settings, settings.chat_template)
+    elif own is not None and settings.chat_template_content_format != "auto":
+        template = make_chat_template(engine, settings, own.source)
+    used = template or own
     source = "" if used is None else used.source
     identity = f"{__version__} {engine.model_name} {engine.config}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
@@ -110,7 +120,7 @@ def make_context(engine: "AsyncEngine", settings: ServerSettings) -> ServerConte
         engine=engine,
         settings=settings,
         model_names=names,
-        sampling_defaults=sampling_defaults(engine),
+        sampling_defaults=sampling_defaults(engine, settings.override_generation_config),
         chat_template=template,
         tool_format=tool_format(settings, source),
         reasoning_format=reasoning_format(settings, source),
@@ -122,12 +132,22 @@ def make_context(engine: "AsyncEngine", settings: ServerSettings) -> ServerConte
         response_tasks=ResponseTasks(),
         # Byte-level vocabularies spell one character per byte, so this is never too small.
         max_token_chars=max(map(len, engine.tokenizer.backend.get_vocab())),
+        max_tokens_cap=settings.override_generation_config.get("max_new_tokens"),
+        streams=StreamSlots(settings.max_concurrent_streams),
     )
 
 
-def make_chat_template(engine: "AsyncEngine", source: str) -> "ChatTemplate":
+def make_chat_template(
+    engine: "AsyncEngine", settings: ServerSettings, source: str
+) -> "ChatTemplate":
     """Return a template that renders with the model's own special tokens."""
     from paged.models.chat_template import ChatTemplate  # jinja2: only where a template is given
 
     tokenizer = engine.tokenizer
-    return ChatTemplate(source, tokenizer.bos_token, tokenizer.eos_token)
+    wanted = settings.chat_template_content_format
+    return ChatTemplate(
+        source,
+        tokenizer.bos_token,
+        tokenizer.eos_token,
+        content_format=None if wanted == "auto" else wanted,
+    )

@@ -44,7 +44,7 @@ def _render(context: ServerContext, request: ChatCompletionRequest) -> str:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             tools=_shown_tools(context, request),
-            **_variables(request),
+            **{**context.settings.default_chat_template_kwargs, **_variables(request)},
         )
     except RecursionError:
         raise ApiError("The messages are nested too deeply.", param="messages") from None
@@ -61,7 +61,7 @@ def _template_for(context: ServerContext, request: ChatCompletionRequest) -> "Ch
                 param="chat_template",
             )
         try:
-            return make_chat_template(context.engine, request.chat_template)
+            return make_chat_template(context.engine, context.settings, request.chat_template)
         except ValueError as error:
             raise ApiError(str(error), param="chat_template") from None
     template = context.chat_template or context.engine.checkpoint.chat_template

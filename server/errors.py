@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from paged.scheduler.errors import EngineDeadError, QueueFullError
+from paged.scheduler.errors import EngineDeadError, QueueFullError, SlowConsumerError
 from paged.scheduler.params import ParameterError
 
 logger = logging.getLogger(__name__)
@@ -22,6 +22,8 @@ _STATUS_TYPES = {
     401: "AuthenticationError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
+    409: "ConflictError",
     413: "RequestEntityTooLargeError",
     429: "RateLimitError",
     500: "InternalServerError",
@@ -92,6 +94,8 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(f"{error}{detail}", param=error.parameter)
         case QueueFullError():
             return ApiError(str(error), status=429, headers={"Retry-After": "1"})
+        case SlowConsumerError():
+            return ApiError(str(error), status=500)
         case EngineDeadError():
             return ApiError(f"The engine cannot serve requests: {error}", status=503)
         case web.HTTPException():

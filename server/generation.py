@@ -1,7 +1,7 @@
 """One HTTP request's run through the engine: several prompts, one stream of outputs, one usage."""
 
 import asyncio
-import logging
+import dataclasses
 import time
 import uuid
 from collections import Counter
@@ -20,11 +20,14 @@ from paged.server.errors import ApiError
 from paged.server.handling import Handling
 from paged.server.prompts import Prompt
 from paged.server.protocol import GenerationRequest
-
-logger = logging.getLogger(__name__)
+from paged.server.request_log import log_request
+from paged.server.stream_interval import in_intervals
 
 type Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 """Deltas of several prompts as they come: (index of the prompt, output)."""
+
+type PromptPositions = Sequence[PositionLogprobs | None]
+"""Log probabilities of a prompt by position."""
 
 
 class Usage:
@@ -95,8 +98,11 @@ class Generation:
       prompts: at least one.
       params: one per prompt; None where no token is to be generated.
       handling: of all prompts.
+      drops_output: only what is known of the prompts is wanted; the token that has to be generated
+        to learn it is not.
       created: Unix seconds, the same in every chunk.
       usage: counts what `outputs` has yielded.
+      prompt_logprobs: of the prompts that have asked for them and have yielded something.
     """
 
     context: ServerContext
@@ -105,13 +111,16 @@ class Generation:
     prompts: Sequence[Prompt]
     params: Sequence[SamplingParams | None]
     handling: Handling
+    drops_output: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     usage: Usage = field(init=False)
+    prompt_logprobs: dict[int, PromptPositions] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.usage = Usage(self.prompts)
         if self.context.settings.log_requests:
-            logger.info("Received request %s: params: %s.", self.response_id, self.params[0])
+            max_log_len = self.context.settings.observability.max_log_len
+            log_request(self.response_id, self.params[0], self.prompts, max_log_len)
 
     @property
     def num_samples(self) -> int:
@@ -122,13 +131,22 @@ class Generation:
     def wants_usage_chunk(self) -> bool:
         """Whether the stream ends with a chunk of usage."""
         options = self.request.stream_options
-        return options is not None and bool(options.include_usage)
+        is_asked_for = options is not None and bool(options.include_usage)
+        return is_asked_for or self.context.settings.force_include_usage
 
     @property
     def wants_usage_in_chunks(self) -> bool:
         """Whether every chunk of the stream carries the usage so far."""
+        if self.context.settings.force_include_usage:
+            return True
         options = self.request.stream_options
         return self.wants_usage_chunk and bool(options and options.continuous_usage_stats)
+
+    @property
+    def spells_token_ids(self) -> bool:
+        """Whether log probabilities name tokens `token_id:123`."""
+        asked = self.request.return_tokens_as_token_ids
+        return self.context.settings.return_tokens_as_token_ids if asked is None else asked
 
     def envelope(self, kind: str) -> dict[str, Any]:
         """Return the first keys of every body and chunk."""
@@ -174,6 +192,8 @@ class Generation:
     def _count(self, index: int, output: RequestOutput) -> None:
         """Count an output; raise ApiError if the engine gave a sample up."""
         self.usage.add(index, output)
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs[index] = output.prompt_logprobs
         for sample in output.outputs:
             if sample.finish_reason == "error":
                 if sample.stop_reason is not None:
@@ -206,7 +226,7 @@ class Generation:
         request_id = f"{self.response_id}-{index}-{uuid.uuid4().hex[:8]}"
         if params is None:
             return _nothing_generated(request_id, prompt, self.num_samples)
-        return self.context.engine.generate(
+        outputs = self.context.engine.generate(
             prompt.token_ids,
             params,
             request_id=request_id,
@@ -216,6 +236,14 @@ class Generation:
             priority=self.handling.priority,
             stream=bool(self.request.stream),
         )
+        outputs = self.context.request_watch.follow(request_id, params, outputs)
+        if self.drops_output:
+            return _without_output(outputs)
+        # As in the reference, the coarser of the two.
+        interval = max(self.request.stream_interval or 1, self.context.settings.stream_interval)
+        if self.request.stream and interval > 1:
+            return in_intervals(outputs, interval)
+        return outputs
 
 
 async def _merged(runs: Sequence[AsyncGenerator[RequestOutput]]) -> Outputs:
@@ -265,6 +293,19 @@ async def _nothing_generated(
         outputs=samples,
         finished=True,
     )
+
+
+async def _without_output(outputs: AsyncGenerator[RequestOutput]) -> AsyncGenerator[RequestOutput]:
+    """Yield the ends of samples as if nothing had been generated."""
+    async with aclosing(outputs):
+        async for output in outputs:
+            ended = tuple(
+                CompletionOutput(index=sample.index, text="", token_ids=(), finish_reason="length")
+                for sample in output.outputs
+                if sample.finish_reason is not None
+            )
+            if ended:
+                yield dataclasses.replace(output, outputs=ended)
 
 
 def response_id(http_request: web.Request, request: GenerationRequest, prefix: str) -> str:

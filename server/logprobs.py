@@ -6,6 +6,7 @@ from typing import Any
 
 from paged.models.tokenizer import Tokenizer
 from paged.scheduler.output import Logprob, PositionLogprobs
+from paged.scheduler.text_decoder import TextDecoder
 
 # JSON has no infinities; the reference sends this for a token that cannot be sampled.
 _NO_CHANCE = -9999.0
@@ -19,15 +20,17 @@ class CompletionLogprobs:
     and continue over the pieces.
 
     Args:
+      tokenizer: spells a token that has no log probability, which is a prompt's first.
       as_token_ids: spell tokens `token_id:123` instead.
     """
 
-    def __init__(self, *, as_token_ids: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, as_token_ids: bool) -> None:
+        self._tokenizer = tokenizer
         self._as_token_ids = as_token_ids
         self._offset = 0
 
     def body(
-        self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs]
+        self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]
     ) -> dict[str, list[Any]]:
         """Return the object for the next tokens."""
         result: dict[str, list[Any]] = {
@@ -37,6 +40,17 @@ class CompletionLogprobs:
             "top_logprobs": [],
         }
         for token_id, position in zip(token_ids, positions, strict=True):
+            if position is None:
+                token = self._spell_first(token_id)
+                for name, value in (
+                    ("text_offset", self._offset),
+                    ("token_logprobs", None),
+                    ("tokens", token),
+                    ("top_logprobs", None),
+                ):
+                    result[name].append(value)
+                self._offset += len(token)
+                continue
             token = self._spell(token_id, position[token_id])
             top: dict[str, float] = {}
             for other_id, logprob in position.items():
@@ -48,6 +62,12 @@ class CompletionLogprobs:
             result["top_logprobs"].append(top)
             self._offset += len(token)
         return result
+
+    def _spell_first(self, token_id: int) -> str:
+        if self._as_token_ids:
+            return f"token_id:{token_id}"
+        # As all others: if it ends inside a character, the token that completes that has all of it.
+        return TextDecoder(self._tokenizer, (), skip_special_tokens=False).step(token_id)
 
     def _spell(self, token_id: int, logprob: Logprob) -> str:
         return f"token_id:{token_id}" if self._as_token_ids else logprob.decoded_token
@@ -82,6 +102,27 @@ def chat_logprobs(
         top = [entry(other_id, logprob) for other_id, logprob in candidates]
         content.append({**entry(token_id, position[token_id]), "top_logprobs": top})
     return {"content": content}
+
+
+def prompt_logprobs_body(
+    positions: Sequence[PositionLogprobs | None] | None,
+) -> list[dict[str, Any] | None] | None:
+    """Return the `prompt_logprobs` of an answer: by position, by token id; None if not wanted."""
+    if positions is None:
+        return None
+    return [
+        None
+        if position is None
+        else {
+            str(token_id): {
+                "logprob": _finite(logprob.logprob),
+                "rank": logprob.rank,
+                "decoded_token": logprob.decoded_token,
+            }
+            for token_id, logprob in position.items()
+        }
+        for position in positions
+    ]
 
 
 def _finite(logprob: float) -> float:

@@ -17,8 +17,9 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from paged.scheduler.output import FinishedRequestStats, StepStats
+from paged.scheduler.output import FinishedRequestStats, FinishReason, StepStats
 from paged.server.batch_histogram import BatchHistogram
+from paged.server.prompt_metrics import PromptTokenMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -38,12 +39,15 @@ _REQUEST_SECONDS = (
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _SAMPLES = (1, 2, 5, 10, 20)
 _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
-_FINISH_REASONS = ("stop", "length", "abort", "error")
+_FINISH_REASONS = tuple(reason.value for reason in FinishReason)
 _MEDIA = ("host", "disk")
 
 
 class EngineMetrics:
     """The metrics of one engine, in a registry of their own.
+
+    Attributes:
+      registry: for what else the page is to show.
 
     Args:
       model_name: label of every series.
@@ -54,15 +58,19 @@ class EngineMetrics:
     def __init__(self, model_name: str, max_model_len: int, cache_info: Mapping[str, str]) -> None:
         # A switch of the whole library: `x_created` series double the page and nobody plots them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._model_name = model_name
+        # Gauges are set from it when the page is asked for, not with every step.
+        self._last = StepStats(num_running=0, num_waiting=0, kv_cache_usage=0.0)
+        labels = {"model_name": model_name, "engine": _ENGINE}
+        self._prompts = PromptTokenMetrics(labels, self.registry)
         self._define_step_metrics()
         self._define_request_metrics(length_buckets(max_model_len))
         success = Counter(
             "vllm:request_success",
             "Finished samples by reason.",
             (*_LABELS, "finished_reason"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._success = {
             reason: success.labels(model_name, _ENGINE, reason) for reason in _FINISH_REASONS
@@ -73,39 +81,40 @@ class EngineMetrics:
             "vllm:admission_rejections",
             "Requests refused because too many were waiting.",
             ("model_name", "reason"),
-            registry=self._registry,
+            registry=self.registry,
         ).labels(model_name, "max_num_queued_reqs")
+        sleep = Gauge(
+            "vllm:engine_sleep_state",
+            "1 at the state the engine is in; it never sleeps.",
+            (*_LABELS, "sleep_state"),
+            registry=self.registry,
+        )
+        for state in ("awake", "weights_offloaded", "discard_all"):
+            sleep.labels(model_name, _ENGINE, state).set(state == "awake")
         info = Gauge(
             "vllm:cache_config_info",
             "Settings of the KV cache, as labels.",
             (*cache_info, "engine"),
-            registry=self._registry,
+            registry=self.registry,
         )
         info.labels(**cache_info, engine=_ENGINE).set(1)
 
     def observe(self, stats: StepStats) -> None:
         """Record one engine step."""
-        self._running.set(stats.num_running)
-        self._waiting.set(stats.num_waiting)
-        self._set_waiting("capacity", stats.num_waiting - stats.num_deferred)
-        self._set_waiting("deferred", stats.num_deferred)
-        self._kv_cache_usage.set(stats.kv_cache_usage)
-        self._prefix_queries.inc(stats.prefix_queries)
-        self._prefix_hits.inc(stats.prefix_hits)
-        self._external_queries.inc(stats.external_prefix_queries)
-        for medium, num_tokens in stats.external_prefix_hits.items():
-            self._external_hits.inc(num_tokens)
-            self._external_hits_by_medium[medium].inc(num_tokens)
-        self._discarded_tokens.inc(stats.num_discarded_tokens)
-        self._preemptions.inc(stats.num_preempted)
-        self._prompt_tokens.inc(stats.num_prompt_tokens)
-        self._prompt_tokens_cached.inc(stats.num_cached_prompt_tokens)
+        self._last = stats
         self._generation_tokens.inc(stats.num_generation_tokens)
         if stats.num_tokens:
             self._step_tokens.observe(stats.num_tokens)
+        self._itl.observe_all(stats.itl_seconds)
+        # Each of the others takes a lock: most steps admit, preempt and finish nobody.
+        if stats.prefix_queries:
+            self._count_lookups(stats)
+        if stats.num_preempted or stats.num_discarded_tokens:
+            self._discarded_tokens.inc(stats.num_discarded_tokens)
+            self._preemptions.inc(stats.num_preempted)
+        self._prompts.observe(stats)
         for seconds in stats.ttft_seconds:
             self._ttft.observe(seconds)
-        self._itl.observe_all(stats.itl_seconds)
         for finished in stats.finished:
             self._observe_finished(finished)
 
@@ -119,7 +128,22 @@ class EngineMetrics:
 
     def render(self) -> bytes:
         """Return the page in Prometheus' text format, version 0.0.4."""
-        return generate_latest(self._registry)
+        last = self._last
+        self._running.set(last.num_running)
+        self._waiting.set(last.num_waiting)
+        self._waiting_for_capacity.set(last.num_waiting - last.num_deferred)
+        self._deferred.set(last.num_deferred)
+        self._kv_cache_usage.set(last.kv_cache_usage)
+        return generate_latest(self.registry)
+
+    def _count_lookups(self, stats: StepStats) -> None:
+        self._prefix_queries.inc(stats.prefix_queries)
+        self._prefix_hits.inc(stats.prefix_hits)
+        self._prefix_evicted.inc(stats.prefix_evicted)
+        self._external_queries.inc(stats.external_prefix_queries)
+        for medium, num_tokens in stats.external_prefix_hits.items():
+            self._external_hits.inc(num_tokens)
+            self._external_hits_by_medium[medium].inc(num_tokens)
 
     def _observe_finished(self, sample: FinishedRequestStats) -> None:
         self._success[sample.finish_reason].inc()
@@ -130,6 +154,7 @@ class EngineMetrics:
         self._inference.observe(sample.inference_seconds)
         self._request_prompt_tokens.observe(sample.num_prompt_tokens)
         self._request_generation_tokens.observe(sample.num_generation_tokens)
+        self._request_computed_tokens.observe(sample.num_prompt_tokens - sample.num_cached_tokens)
         self._request_preemptions.observe(sample.num_preemptions)
         if sample.num_generation_tokens > 1:
             gaps = sample.num_generation_tokens - 1
@@ -144,15 +169,17 @@ class EngineMetrics:
     def _define_step_metrics(self) -> None:
         self._running = self._gauge("num_requests_running", "Requests in the running batch.")
         self._waiting = self._gauge("num_requests_waiting", "Requests that wait to be run.")
-        self._waiting_by_reason = Gauge(
+        by_reason = Gauge(
             "vllm:num_requests_waiting_by_reason",
             "Requests that wait to be run; capacity: for a place in the batch or for blocks; "
             "deferred: for a prefix on its way from host memory or disk.",
             (*_LABELS, "reason"),
-            registry=self._registry,
+            registry=self.registry,
         )
-        self._set_waiting("capacity", 0)
-        self._set_waiting("deferred", 0)
+        self._waiting_for_capacity, self._deferred = (
+            by_reason.labels(self._model_name, _ENGINE, reason)
+            for reason in ("capacity", "deferred")
+        )
         self._kv_cache_usage = self._gauge(
             "kv_cache_usage_perc", "Share of KV cache blocks in use, 0 to 1."
         )
@@ -161,6 +188,11 @@ class EngineMetrics:
         )
         self._prefix_hits = self._counter(
             "prefix_cache_hits", "Prompt tokens found in the prefix cache."
+        )
+        self._prefix_evicted = self._counter(
+            "prefix_cache_evicted_queries",
+            "Prompt tokens not found that had been cached and were evicted not long before.",
+            prefix="paged",
         )
         self._external_queries = self._counter(
             "external_prefix_cache_queries",
@@ -173,7 +205,7 @@ class EngineMetrics:
             "paged:external_prefix_cache_hits_by_medium",
             "Prompt tokens found in host memory or on disk, by where they lay.",
             (*_LABELS, "medium"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._external_hits_by_medium = {
             medium: by_medium.labels(self._model_name, _ENGINE, medium) for medium in _MEDIA
@@ -184,12 +216,6 @@ class EngineMetrics:
             prefix="paged",
         )
         self._preemptions = self._counter("num_preemptions", "Preemptions of running requests.")
-        self._prompt_tokens = self._counter(
-            "prompt_tokens", "Prompt tokens processed, cached ones included."
-        )
-        self._prompt_tokens_cached = self._counter(
-            "prompt_tokens_cached", "Prompt tokens taken from the prefix cache."
-        )
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self._step_tokens = self._histogram(
             "iteration_tokens_total", "Tokens computed per engine step.", _STEP_TOKENS
@@ -202,7 +228,7 @@ class EngineMetrics:
             "Gap between two tokens of a request.",
             dict(zip(_LABELS, (self._model_name, _ENGINE), strict=True)),
             buckets=_TOKEN_SECONDS,
-            registry=self._registry,
+            registry=self.registry,
         )
 
     def _define_request_metrics(self, lengths: Sequence[int]) -> None:
@@ -227,6 +253,11 @@ class EngineMetrics:
         self._request_generation_tokens = self._histogram(
             "request_generation_tokens", "Generated tokens per request.", lengths
         )
+        self._request_computed_tokens = self._histogram(
+            "request_prefill_kv_computed_tokens",
+            "Prompt tokens per request that were computed, cached ones left out.",
+            lengths,
+        )
         self._max_generation_tokens = self._histogram(
             "request_max_num_generation_tokens",
             "Generated tokens of the longest sample per request.",
@@ -240,20 +271,17 @@ class EngineMetrics:
             "request_num_preemptions", "Preemptions per request.", _PREEMPTIONS
         )
 
-    def _set_waiting(self, reason: str, value: int) -> None:
-        self._waiting_by_reason.labels(self._model_name, _ENGINE, reason).set(value)
-
     def _gauge(self, name: str, text: str) -> Gauge:
-        gauge = Gauge(f"vllm:{name}", text, _LABELS, registry=self._registry)
+        gauge = Gauge(f"vllm:{name}", text, _LABELS, registry=self.registry)
         return gauge.labels(self._model_name, _ENGINE)
 
     def _counter(self, name: str, text: str, *, prefix: str = "vllm") -> Counter:
-        counter = Counter(f"{prefix}:{name}", text, _LABELS, registry=self._registry)
+        counter = Counter(f"{prefix}:{name}", text, _LABELS, registry=self.registry)
         return counter.labels(self._model_name, _ENGINE)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         histogram = Histogram(
-            f"vllm:{name}", text, _LABELS, registry=self._registry, buckets=buckets
+            f"vllm:{name}", text, _LABELS, registry=self.registry, buckets=buckets
         )
         return histogram.labels(self._model_name, _ENGINE)
 

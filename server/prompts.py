@@ -16,9 +16,6 @@ from paged.server.protocol import (
 from paged.server.sampling import check_token_ids
 from paged.server.text_codec import encode
 
-MAX_PROMPTS = 1024
-"""Most prompts of one completion request, the reference's limit."""
-
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -55,7 +52,7 @@ async def _prompts(
     request: CompletionRequest | EmbeddingRequest,
     param: str,
 ) -> list[Prompt]:
-    texts, ids = _split(prompt, param)
+    texts, ids = _split(prompt, param, context.settings.max_prompts)
     if request.truncate_prompt_tokens is None:
         for text in texts:
             _check_text_length(context, text, param)
@@ -88,7 +85,7 @@ def vocab_size(context: ServerContext) -> int:
     return context.engine.checkpoint.model_config.vocab_size
 
 
-def _split(prompt: PromptInput, param: str) -> tuple[list[str], list[list[int]]]:
+def _split(prompt: PromptInput, param: str, max_prompts: int) -> tuple[list[str], list[list[int]]]:
     """Return the prompts of the four forms as (texts, lists of ids); one of them is empty."""
 
     def bad(rule: str) -> ApiError:
@@ -104,8 +101,11 @@ def _split(prompt: PromptInput, param: str) -> tuple[list[str], list[list[int]]]
         raise bad("must not mix texts, token ids and lists of token ids")
     if kinds == {int}:
         prompt = [cast("list[int]", prompt)]
-    if len(prompt) > MAX_PROMPTS:
-        raise bad(f"must hold at most {MAX_PROMPTS} prompts, got {len(prompt)}")
+    if len(prompt) > max_prompts:
+        raise bad(
+            f"must hold at most {max_prompts} prompts (the server's --max-prompts), got "
+            f"{len(prompt)}"
+        )
     if not all(prompt):
         raise bad("must not be empty")
     if kinds == {str}:

@@ -5,6 +5,7 @@ Only shape is checked here: types, lengths and required fields. What values mean
 Unknown fields are ignored, as OpenAI-compatible servers do.
 """
 
+import asyncio
 import re
 from typing import Annotated, Any, Literal
 
@@ -12,12 +13,16 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
 
+from paged.scheduler.params import MAX_STOP_STRINGS
 from paged.server.errors import SCHEMA_ERROR, ApiError
+
+BODY_TIMEOUT = web.AppKey("body_timeout", float)
+"""Seconds that a request's body may take to arrive."""
 
 # Bounds of lists and strings that would otherwise be limited by the size of the body alone and
 # then be walked in Python on the event loop.
 type ShortText = Annotated[str, Meta(max_length=4096)]
-type StopStrings = ShortText | Annotated[list[ShortText], Meta(max_length=4)]
+type StopStrings = ShortText | Annotated[list[ShortText], Meta(max_length=MAX_STOP_STRINGS)]
 type TokenIds = Annotated[list[int], Meta(max_length=1024)]
 type LogitBias = Annotated[dict[str, float], Meta(max_length=1024)]
 type BadWords = Annotated[list[ShortText], Meta(max_length=128)]
@@ -33,6 +38,14 @@ class StreamOptions(Struct, kw_only=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+class RepetitionDetectionFields(Struct, kw_only=True):
+    """`repetition_detection`, see `paged.scheduler.repetition`."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
 
 
 class StructuredOutputsFields(Struct, kw_only=True):
@@ -83,6 +96,10 @@ class GenerationRequest(Struct, kw_only=True):
     priority: Priority | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: int | bool | None = None
+    logprob_token_ids: TokenIds | None = None
+    repetition_detection: RepetitionDetectionFields | None = None
+    stream_interval: Annotated[int, Meta(ge=1, le=INT64_MAX)] | None = None
 
     # What the output must look like; `structured.py` says which go together.
     response_format: JsonObject | None = None
@@ -93,14 +110,10 @@ class GenerationRequest(Struct, kw_only=True):
     guided_grammar: str | None = None
 
     # Known to the reference, refused by `unsupported.py` unless neutral.
-    prompt_logprobs: int | bool | None = None
-    logprob_token_ids: Any = None
     use_beam_search: bool | None = None
-    repetition_detection: Any = None
     thinking_token_budget: int | None = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
-    stream_interval: int | None = None
 
 
 type PromptInput = str | list[str | int | list[int]]
@@ -206,7 +219,8 @@ class DetokenizeRequest(Struct, kw_only=True):
 async def read_json(request: web.Request) -> bytes:
     """Return the body of a JSON request.
 
-    Raises: ApiError if the media type is not JSON (400) or the body exceeds the limit (413).
+    Raises: ApiError if the media type is not JSON (400), the body exceeds the limit (413) or does
+      not arrive in time (408).
     """
     if request.content_type.lower() != "application/json":
         raise ApiError(
@@ -216,7 +230,18 @@ async def read_json(request: web.Request) -> bytes:
     if request.content_length is not None and request.content_length > limit:
         # Refused by its header: nothing of it need be kept in memory.
         raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=request.content_length)
-    return await request.read()
+    seconds = request.app[BODY_TIMEOUT]
+    try:
+        async with asyncio.timeout(seconds):
+            return await request.read()
+    except TimeoutError:
+        # What is left of it would be waited for before the next request of the connection.
+        raise ApiError(
+            f"The request body did not arrive within {seconds:g} s; send it faster, or raise "
+            "--body-timeout.",
+            status=408,
+            headers={"Connection": "close"},
+        ) from None
 
 
 def decode_body[T](raw: bytes, kind: type[T]) -> T:
@@ -226,7 +251,8 @@ def decode_body[T](raw: bytes, kind: type[T]) -> T:
     """
     try:
         raw.decode()  # also where fields are skipped, which the decoder does not look into
-        return msgspec.json.decode(raw, type=kind)
+        # As the reference: "10" and 10.0 are integers, too.
+        return msgspec.json.decode(raw, type=kind, strict=False)
     except UnicodeDecodeError as error:
         raise _malformed(f"invalid UTF-8 at byte {error.start}", f"body.{error.start}") from None
     except msgspec.ValidationError as error:

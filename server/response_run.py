@@ -190,7 +190,7 @@ class ResponseRun:
             delta.token_ids,
             delta.logprobs,
             num_top=self._request.top_logprobs or 0,
-            as_token_ids=False,
+            as_token_ids=self._generation.spells_token_ids,
         )
         return msgspec.convert(spelled["content"], list[PositionLogprobs])
 

@@ -13,6 +13,7 @@ from paged.server.context import CONTEXT
 from paged.server.errors import ApiError, json_response, to_api_error
 from paged.server.generation import Generation
 from paged.server.handling import handling_of
+from paged.server.limits import check_limits
 from paged.server.prompts import chat_prompt
 from paged.server.protocol import ChatCompletionRequest, decode_body, read_json
 from paged.server.response_answers import (
@@ -110,6 +111,7 @@ async def _generation(
     """Return the run of a conversation, and how its text is taken apart."""
     context = http_request.app[CONTEXT]
     refuse_unsupported(request)
+    check_limits(context.settings, request)
     check_tools(request)
     handling = handling_of(http_request, request)
     num_logprobs = num_logprobs_of(request)

@@ -7,6 +7,7 @@ from paged.server import (
     embeddings,
     openapi,
     operations,
+    profiling,
     protocol,
     response_answers,
     response_request,
@@ -18,13 +19,20 @@ from paged.server.metrics import CONTENT_TYPE
 from paged.server.route import JSON, Parameter, Route
 from paged.server.settings import ServerSettings
 
-_BODY = (400, 413)
-_GENERATION = (*_BODY, 404, 429, 503)
+# 429 where keys are held to so many requests per minute, which counts everything that is posted.
+_BODY = (400, 408, 413, 429)
+_GENERATION = (*_BODY, 404, 503)
 _MODEL = Parameter(
     name="model", place="path", schema={"type": "string", "minLength": 1}, description="A name."
 )
 _RESPONSE = Parameter(
     name="id", place="path", schema={"type": "string", "minLength": 1}, description="A response."
+)
+_NUM_STEPS = Parameter(
+    name="num_steps",
+    place="query",
+    schema={"type": "string", "pattern": "^[1-9][0-9]{0,5}$"},
+    description="Steps of the engine after which the trace ends by itself.",
 )
 _RESET_RUNNING = Parameter(
     name="reset_running_requests",
@@ -67,7 +75,7 @@ def make_routes(settings: ServerSettings) -> list[Route]:
                 summary="Tell whether the engine can serve.",
                 tag="operations",
                 media=None,
-                errors=(503,),
+                errors=(503, 429) if method == "POST" else (503,),
                 needs_key=path not in PROBES,
             )
             for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"))
@@ -116,10 +124,36 @@ def make_routes(settings: ServerSettings) -> list[Route]:
                 tag="development",
                 answer=answer_bodies.SuccessAnswer,
                 parameters=(_RESET_RUNNING,),
-                errors=(400, 503),
+                errors=(400, 429, 503),
             )
         )
+    if settings.observability.profile_dir is not None:
+        routes += _profile_routes()
     return routes
+
+
+def _profile_routes() -> list[Route]:
+    return [
+        Route(
+            method="POST",
+            path="/start_profile",
+            handler=profiling.start_profile,
+            summary="Start a trace of this process by JAX's profiler.",
+            tag="operations",
+            media=None,
+            parameters=(_NUM_STEPS,),
+            errors=(400, 409),
+        ),
+        Route(
+            method="POST",
+            path="/stop_profile",
+            handler=profiling.stop_profile,
+            summary="Stop the trace and write it.",
+            tag="operations",
+            media=None,
+            errors=(409,),
+        ),
+    ]
 
 
 def _generation_routes() -> list[Route]:
@@ -200,7 +234,7 @@ def _response_routes() -> list[Route]:
             tag="responses",
             answer=response_answers.ResponseAnswer,
             parameters=(_RESPONSE,),
-            errors=(400, 404),
+            errors=(400, 404, 429),
         ),
     ]
 

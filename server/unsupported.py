@@ -5,29 +5,22 @@ from paged.server.protocol import GenerationRequest
 
 # Field -> what to do without it. A field counts as sent unless it is None or one of `_NEUTRAL`.
 _REMEDIES = {
-    "prompt_logprobs": "Leave it out; `logprobs` covers the generated tokens.",
-    "logprob_token_ids": "Use `logprobs` for the most likely tokens.",
     "use_beam_search": "Leave it out; use `n` with a temperature for several answers.",
-    "repetition_detection": "Use `repetition_penalty` or `frequency_penalty`.",
     "thinking_token_budget": "Use `max_tokens`.",
     "kv_transfer_params": "Leave it out.",
     "vllm_xargs": "Leave it out.",
-    "stream_interval": "Leave it out; every new token is sent.",
     "suffix": "Put the text that follows into the prompt.",
     "prompt_embeds": "Send the prompt as text or token ids.",
     "mm_processor_kwargs": "Leave it out; only text is served.",
     "media_io_kwargs": "Leave it out; only text is served.",
 }
 
-# `==` would make 0 equal to False; `prompt_logprobs: 0` asks for something.
+# By type, too: `==` would make 0 equal to False.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "prompt_logprobs": (False,),
     "use_beam_search": (False,),
-    "logprob_token_ids": ([],),
     "thinking_token_budget": (-1,),
     "kv_transfer_params": ({},),
     "vllm_xargs": ({},),
-    "stream_interval": (1,),
     "suffix": ("",),
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),

@@ -20,8 +20,15 @@ FLOORS = ["paged", "models", "scheduler", "server"]  # bottom to top; each is a 
 # The lazy names that `paged/__init__.py` offers are the one upward reference.
 LOOKS_UP = "paged/__init__.py"
 
+# Package files that offer lazy names -> what they may import.
+LAZY_PACKAGES = {
+    "paged/__init__.py": {"importlib", "typing", "paged._version"},
+    "models/__init__.py": {"importlib", "typing"},
+}
+
 # The files of scheduler/ that meet the floors below; the rest is policy, in plain Python and numpy.
 REACHES_DOWN = {
+    "advice",  # asks ModelConfig for the longest context
     "admission",  # tokenizes bad words
     "artifacts",  # compares what programs were made for with what is here
     "async_engine",  # exposes the checkpoint and its tokenizer to the server
@@ -31,17 +38,21 @@ REACHES_DOWN = {
     "capacity",  # asks KVCacheSpec for bytes
     "exporting",  # traces the model for an absent GPU
     "engine",  # holds the tokenizer and the runner
+    "fit",  # asks for bytes of weights and of blocks
     "llm",  # exposes the tokenizer
     "loading",  # opens the checkpoint and builds everything
     "logprobs",  # asks the tokenizer for the text of tokens
     "model_presets",  # fills ModelConfig
+    "plan",  # asks what the model is, and how it can be split
     "roofline",  # asks KVCacheSpec and ModelConfig for sizes
     "row_table",  # asks for sampling parameters as the device reads them
     "offloading",  # makes what moves blocks on the device
     "placement",  # places parameters and cache on devices
     "output_processor",  # hands the tokenizer to what decodes
+    "speed",  # asks ModelConfig for the roofline
     "runner",  # calls the compiled steps
     "step_programs",  # compiles them
+    "workload",  # asks for the windows of layers
     "transfer",  # copies blocks of the cache
 }
 USES_JAX = {"exporting", "loading", "placement", "runner", "transfer"}
@@ -133,9 +144,8 @@ def http_stays_in_server(source: Source) -> Iterator[str]:
 def package_files_import_nothing(source: Source) -> Iterator[str]:
     if source.floor not in FLOORS or source.stem != "__init__":
         return
-    statements, allowed = source.tree.body, set[str]()
-    if source.path == LOOKS_UP:
-        allowed = {"importlib", "typing", "paged._version"}
+    statements, allowed = source.tree.body, LAZY_PACKAGES.get(source.path, set())
+    if allowed:
         statements = [
             node
             for node in statements
@@ -200,6 +210,7 @@ BREAKS: list[tuple[Rule, str, str]] = [
     (http_stays_in_server, "scheduler/stats.py", "from prometheus_client import Counter"),
     (package_files_import_nothing, "models/__init__.py", "from paged.models.batch import x"),
     (package_files_import_nothing, "paged/__init__.py", "import jax"),
+    (package_files_import_nothing, "server/__init__.py", "import importlib"),
     (imports_are_absolute_and_start_at_paged, "models/step.py", "from . import batch"),
     (imports_are_absolute_and_start_at_paged, "models/step.py", "from ..paged import kv_cache"),
     (imports_are_absolute_and_start_at_paged, "tests/test_x.py", "import models.batch"),

@@ -48,6 +48,10 @@ VALUES = {
         "pool_tokens", "pool_holds", "MAX_NUM_SEQS", "best_num_seqs", "throughput", "preemptions",
         "ttft_p99", "trade_off", "gap_p99", "full_step",
     ],
+    "06_reinforcement_learning": [
+        "float(first_reward)", "float(last_reward)", "compiled_later",
+        "[float(d) for d in differences]", "[float(d) for d in stale_differences[1:]]",
+    ],
 }  # fmt: skip
 
 
@@ -229,6 +233,14 @@ def test_slowest_gaps_are_full_steps():
     for (gap, rate), (large_gap, large_rate) in zip(small, large, strict=True):
         assert gap < large_gap
         assert rate > large_rate
+
+
+def test_training_through_the_engine_finds_the_reward():
+    first, last, compiled, differences, stale = values_of("06_reinforcement_learning").values()
+    assert 0.3 < first < 0.7
+    assert last > first + 0.25
+    assert compiled == 0
+    assert max(differences) < 1e-3 < min(stale)
 
 
 def test_constraints_pin_what_the_notebooks_need():

@@ -120,7 +120,7 @@ def run_step(step: Step, attention_backend: str) -> Callable[..., tuple[jax.Arra
             arrays[len(leaves) :],
         )
         cache = KVCache(tuple(layers), token_ids)
-        hidden, rows, cache = forward(weights, cache, packed, last_tokens)
+        hidden, rows, cache, _ = forward(weights, cache, packed, last_tokens)
         head_params: Any = split_head(graphdef, jax.tree.unflatten(treedef, weights))[1]
         tokens, last_tokens = greedy_step(
             head_params, hidden, rows, last_tokens, head=head, layout=layout

@@ -4,6 +4,7 @@ A rounded row is what the checkpoint's authors measured their model with: exact 
 x may have, so the product is that of 8-bit numbers, whatever hardware multiplies them.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -18,12 +19,15 @@ INT8_MAX = 127.0
 _LEAST_SCALE = 1 / (FLOAT8_MAX * 512)
 
 
-def round_to_float8(x: Array, scale: Array | None) -> tuple[Array, Array]:
+def round_to_float8(
+    x: Array, scale: Array | None, sum_axis: str | None = None
+) -> tuple[Array, Array]:
     """Return e4m3 values of x, in x's type, and the float32 scales that they are to be times.
 
     Args:
       x: `[num_rows, num_inputs]`.
       scale: float32 `[1]`, of a calibrated checkpoint; None: each row's largest becomes 448.
+      sum_axis: mesh axis whose devices have the rest of each row; None: it is all here.
 
     Returns:
       The values, and scales `[num_rows, 1]` or `[1, 1]`.
@@ -32,7 +36,7 @@ def round_to_float8(x: Array, scale: Array | None) -> tuple[Array, Array]:
     """
     wide = x.astype(jnp.float32)
     if scale is None:
-        scales = jnp.maximum(_row_maxima(wide) / FLOAT8_MAX, _LEAST_SCALE)
+        scales = jnp.maximum(_row_maxima(wide, sum_axis) / FLOAT8_MAX, _LEAST_SCALE)
     else:
         scales = scale.reshape(1, 1)
     # Clipped first: what is too large becomes NaN in this type.
@@ -40,16 +44,20 @@ def round_to_float8(x: Array, scale: Array | None) -> tuple[Array, Array]:
     return values.astype(x.dtype), scales
 
 
-def round_to_int8(x: Array) -> tuple[Array, Array]:
+def round_to_int8(x: Array, sum_axis: str | None = None) -> tuple[Array, Array]:
     """Return integers up to 127, in x's type, and the float32 scale of each row `[num_rows, 1]`.
+
+    Args:
+      x, sum_axis: as in `round_to_float8`.
 
     Source: vLLM's `scaled_int8_quant`, symmetric and dynamic.
     """
     wide = x.astype(jnp.float32)
-    scales = _row_maxima(wide) / INT8_MAX
+    scales = _row_maxima(wide, sum_axis) / INT8_MAX
     values = jnp.round(wide / jnp.where(scales == 0, 1, scales))
     return values.astype(x.dtype), scales
 
 
-def _row_maxima(x: Array) -> Array:
-    return jnp.abs(x).max(axis=1, keepdims=True)
+def _row_maxima(x: Array, sum_axis: str | None) -> Array:
+    maxima = jnp.abs(x).max(axis=1, keepdims=True)
+    return maxima if sum_axis is None else jax.lax.pmax(maxima, sum_axis)

@@ -46,15 +46,23 @@ class Float8Form:
         """Return the names of the axes."""
         return {"values": axes, "scales": axes[:num_output_axes], "input_scale": (None,)}
 
-    def build(self, parts: dict[str, nnx.Param[Array]]) -> "Float8Weight":
+    def split_problem(self, num_inputs: int, num_parts: int) -> str | None:
+        """Return None: a scale is for all inputs of an output, whoever has them."""
+        return None
+
+    def build(
+        self, parts: dict[str, nnx.Param[Array]], sum_axis: str | None = None
+    ) -> "Float8Weight":
         """Return the module."""
-        return Float8Weight(self, parts["values"], parts["scales"], parts.get("input_scale"))
+        input_scale = parts.get("input_scale")
+        return Float8Weight(self, parts["values"], parts["scales"], input_scale, sum_axis)
 
 
 class Float8Weight(nnx.Module):
     """See `Float8Form`; `values` has the weight's axes, `scales` those of its outputs.
 
     `input_scale` `[1]` is what rows are divided by before they are rounded, if that is static.
+    `sum_axis` is the mesh axis over which the largest element of a row is looked for, if any.
     """
 
     def __init__(
@@ -63,9 +71,10 @@ class Float8Weight(nnx.Module):
         values: nnx.Param[Array],
         scales: nnx.Param[Array],
         input_scale: nnx.Param[Array] | None,
+        sum_axis: str | None = None,
     ) -> None:
         self.form, self.values, self.scales = form, values, scales
-        self.input_scale = input_scale
+        self.input_scale, self.sum_axis = input_scale, sum_axis
 
     @property
     def can_pack(self) -> bool:
@@ -82,7 +91,7 @@ class Float8Weight(nnx.Module):
         row_scales = None
         if self.form.activations is not None:
             static = None if self.input_scale is None else self.input_scale[...]
-            x, row_scales = round_to_float8(x, static)
+            x, row_scales = round_to_float8(x, static, self.sum_axis)
         values = self.values[...].reshape(num_outputs, -1)
         y = widened_product(x, [(values, 0)], lambda part: part)
         y = y * self.scales[...].reshape(1, -1)

@@ -29,15 +29,40 @@ class WeightForm(Protocol):
     ) -> dict[str, tuple[str | None, ...]]:
         """Return the logical names of the axes of each parameter, given those of the weight."""
 
-    def build(self, parts: dict[str, nnx.Param[Array]]) -> QuantizedWeight:
-        """Return the module that holds these parameters."""
+    def split_problem(self, num_inputs: int, num_parts: int) -> str | None:
+        """Return why the inputs of a weight cannot be shared among devices, or None.
+
+        Args:
+          num_inputs: of the whole weight.
+          num_parts: how many devices have an equal share of them, in order.
+        """
+
+    def build(
+        self, parts: dict[str, nnx.Param[Array]], sum_axis: str | None = None
+    ) -> QuantizedWeight:
+        """Return the module that holds these parameters.
+
+        Args:
+          parts: see `quantize`.
+          sum_axis: mesh axis whose devices have the other inputs of a row (`Linear.sum_axis`).
+        """
 
 
-def store(weight: nnx.Param[Array], form: WeightForm, num_output_axes: int) -> QuantizedWeight:
-    """Return a weight in another form; `num_output_axes` of its axes, the first, are outputs."""
+def store(
+    weight: nnx.Param[Array], form: WeightForm, num_output_axes: int, sum_axis: str | None = None
+) -> QuantizedWeight:
+    """Return a weight in another form.
+
+    Args:
+      weight: its axes are outputs first, then inputs.
+      form: the form.
+      num_output_axes: how many are outputs.
+      sum_axis: see `WeightForm.build`.
+    """
     axes = form.axes(weight.get_metadata("out_sharding"), num_output_axes)
     parts = form.quantize(weight[...], num_output_axes)
-    return form.build({name: parameter(part, axes[name]) for name, part in parts.items()})
+    named = {name: parameter(part, axes[name]) for name, part in parts.items()}
+    return form.build(named, sum_axis)
 
 
 def as_matrix(weight: Array, num_output_axes: int) -> Array:

@@ -41,16 +41,32 @@ class Int8Form:
         """Return the names of the axes."""
         return {"values": axes, "scales": axes[:num_output_axes]}
 
-    def build(self, parts: dict[str, nnx.Param[Array]]) -> "Int8Weight":
+    def split_problem(self, num_inputs: int, num_parts: int) -> str | None:
+        """Return None: a scale is for all inputs of an output, whoever has them."""
+        return None
+
+    def build(
+        self, parts: dict[str, nnx.Param[Array]], sum_axis: str | None = None
+    ) -> "Int8Weight":
         """Return the module."""
-        return Int8Weight(self, parts["values"], parts["scales"])
+        return Int8Weight(self, parts["values"], parts["scales"], sum_axis)
 
 
 class Int8Weight(nnx.Module):
-    """See `Int8Form`; `values` has the weight's axes, `scales` those of its outputs."""
+    """See `Int8Form`; `values` has the weight's axes, `scales` those of its outputs.
 
-    def __init__(self, form: Int8Form, values: nnx.Param[Array], scales: nnx.Param[Array]) -> None:
+    `sum_axis` is the mesh axis over which the largest element of a row is looked for, if any.
+    """
+
+    def __init__(
+        self,
+        form: Int8Form,
+        values: nnx.Param[Array],
+        scales: nnx.Param[Array],
+        sum_axis: str | None = None,
+    ) -> None:
         self.form, self.values, self.scales = form, values, scales
+        self.sum_axis = sum_axis
 
     @property
     def can_pack(self) -> bool:
@@ -66,7 +82,7 @@ class Int8Weight(nnx.Module):
         """Return the float32 product of x, by XLA: int8 is exact in any type that x has."""
         row_scales = None
         if self.form.rounds_activations:
-            x, row_scales = round_to_int8(x)
+            x, row_scales = round_to_int8(x, self.sum_axis)
         values = self.values[...].reshape(num_outputs, -1)
         y = widened_product(x, [(values, 0)], lambda part: part)
         y = y * self.scales[...].reshape(1, -1)

@@ -1,11 +1,11 @@
 """Data-sheet figures of GPUs, by name."""
 
-from dataclasses import dataclass
+import dataclasses
 
 GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class GPU:
     """What a data sheet says about one GPU.
 
@@ -24,6 +24,11 @@ class GPU:
     bytes_per_second: float
     memory_bytes: int
     link_bytes_per_second: float
+
+    @property
+    def ridge(self) -> float:
+        """FLOP per byte from which arithmetic is the limit, by the data sheet, in 16 bits."""
+        return self.bf16_flops / self.bytes_per_second
 
 
 def _gpu(
@@ -67,6 +72,47 @@ def find_gpu(name: str) -> GPU:
         if _plain(gpu.name) == wanted:
             return gpu
     raise ValueError(f"gpu={name!r} is unknown; known are {', '.join(GPUS)}.")
+
+
+def gpu_of_figures(
+    name: str | None = None,
+    *,
+    memory_gib: float | None = None,
+    gb_per_second: float | None = None,
+    tflops: float | None = None,
+    link_gb_per_second: float | None = None,
+) -> GPU:
+    """Return a GPU by its figures, or one of the table with some of them replaced.
+
+    Args:
+      name: of the table; None: another GPU, whose first three figures must be given.
+      memory_gib: memory that the driver reports, GiB.
+      gb_per_second: memory bandwidth, GB/s.
+      tflops: dense 16-bit matrix products, TFLOP/s.
+      link_gb_per_second: to the other GPUs, GB/s in one direction; None: PCI Express 4.0, 32.
+
+    Raises: ValueError for a figure that is missing or not above 0.
+    """
+    figures = {"--gpu-memory": memory_gib, "--bandwidth": gb_per_second, "--tflops": tflops}
+    for option, value in (*figures.items(), ("--link-bandwidth", link_gb_per_second)):
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"{option}={value} must be a number above 0.")
+    missing = [option for option, value in figures.items() if value is None]
+    if name is None and missing:
+        raise ValueError(
+            f"{', '.join(missing)} missing: a GPU that is not in the table needs --gpu-memory, "
+            "--bandwidth and --tflops; or name one with --gpu."
+        )
+    gpu = _gpu("custom", 1, 1, 1, 1, 32) if name is None else find_gpu(name)
+    given: dict[str, float | None] = {
+        "memory_bytes": memory_gib and int(memory_gib * GIB),
+        "bytes_per_second": gb_per_second and gb_per_second * 1e9,
+        "bf16_flops": tflops and tflops * 1e12,
+        "fp8_flops": tflops and tflops * 1e12,
+        "link_bytes_per_second": link_gb_per_second and link_gb_per_second * 1e9,
+    }
+    given = {field: value for field, value in given.items() if value is not None}
+    return dataclasses.replace(gpu, **given)  # type: ignore[arg-type]
 
 
 def _plain(name: str) -> str:

@@ -1,9 +1,8 @@
-"""Shapes of well-known models, so that a simulation needs no checkpoint, and their sizes."""
+"""Shapes of well-known models, so that a simulation or a plan needs no checkpoint."""
 
-import json
 import pathlib
-from dataclasses import dataclass
 
+from paged.models.checkpoint import read_model_config
 from paged.models.config import ModelConfig
 
 
@@ -45,49 +44,22 @@ MODELS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSize:
-    """Parameters of a model by what a step does with them.
+def find_model(name: str, *, revision: str | None = None, token: str | None = None) -> ModelConfig:
+    """Return a preset by name, or the shape of any other model; no weights are read.
 
-    Attributes:
-      layer_matmul: of the projections of all layers; each token meets each of them once.
-      head: of the projection to the vocabulary; each sampled row meets them.
-      total: all, embedding, norms and biases included; tied embeddings once.
-    """
+    Args:
+      name: of a preset, or what `read_model_config` takes.
+      revision, token: for a model on the Hub.
 
-    layer_matmul: int
-    head: int
-    total: int
-
-
-def model_size(model: ModelConfig) -> ModelSize:
-    """Return the number of parameters of a decoder."""
-    hidden, mlp = model.hidden_size, model.intermediate_size
-    q_dim = model.num_q_heads * model.head_dim
-    kv_dim = model.num_kv_heads * model.head_dim
-    layer = hidden * (q_dim + 2 * kv_dim) + q_dim * hidden + 3 * hidden * mlp
-    small = (4 if model.norms == "around" else 2) * hidden
-    small += {"none": 0, "head": 2 * model.head_dim, "all": q_dim + kv_dim}[model.qk_norm]
-    small += (q_dim + 2 * kv_dim) * model.attention_bias + hidden * model.attention_output_bias
-    small += (2 * mlp + hidden) * model.mlp_bias
-    embedding = model.vocab_size * hidden
-    tables = embedding if model.tie_word_embeddings else 2 * embedding
-    total = model.num_layers * (layer + small) + hidden + tables
-    return ModelSize(model.num_layers * layer, embedding, total)
-
-
-def find_model(name: str) -> ModelConfig:
-    """Return a preset by name, or the model of a local `config.json` (or a folder with one).
-
-    Raises: ValueError if it is neither, with the names there are.
+    Raises: ValueError if it is neither, with the names there are; CheckpointError and
+      UnsupportedModelError as `read_model_config`.
     """
     preset = MODELS.get(name.lower())
     if preset is not None:
         return preset
-    path = pathlib.Path(name)
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
+    if "/" not in name and not pathlib.Path(name).exists():
         raise ValueError(
-            f"model={name!r} is neither a file or folder nor one of {', '.join(MODELS)}."
+            f"model={name!r} is neither a file or folder nor one of {', '.join(MODELS)}; a model "
+            "on the Hugging Face Hub is organisation/name."
         )
-    return ModelConfig.from_hf(json.loads(path.read_text(encoding="utf-8")))
+    return read_model_config(name, revision=revision, token=token)

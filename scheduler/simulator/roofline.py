@@ -1,12 +1,14 @@
 """`Roofline`: how long a step takes on a GPU, and how many KV blocks fit beside the weights."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from paged.kv_cache import KVCacheSpec
 from paged.models.config import ModelConfig
+from paged.models.model_size import ModelSize, model_size
+from paged.models.weight_bytes import WeightBytes
 from paged.scheduler.capacity import MemoryBudget, available_kv_bytes
 from paged.scheduler.simulator.gpus import GPU
-from paged.scheduler.simulator.model_presets import ModelSize, model_size
 from paged.scheduler.simulator.step_cost import StepLoad
 
 # Storage types by the names of the command line: bytes per element and NumPy name.
@@ -17,6 +19,21 @@ _ACTIVATION_BYTES = 2  # activations are bfloat16
 _LOGIT_BYTES = 4  # and logits float32
 
 
+class StepWork(NamedTuple):
+    """What a step costs, before it is divided by what a GPU can do.
+
+    Attributes:
+      flops: of all GPUs together.
+      weight_bytes, kv_bytes: that one GPU reads or writes.
+      link_bytes: that one GPU sends to others.
+    """
+
+    flops: int
+    weight_bytes: int
+    kv_bytes: int
+    link_bytes: float
+
+
 @dataclass(frozen=True)
 class Roofline:
     """The time of a step from data-sheet figures; a `StepCost`.
@@ -25,8 +42,9 @@ class Roofline:
     N q heads, K kv heads, head dim H, model width D, and tensor parallelism over R GPUs:
 
         flops   = 2 T layer_matmul + 2 S head + 4 L N H P
-        bytes   = (layer_matmul + head if S) weight_bytes
+        bytes   = (layers + experts touched + head if S) weight_bytes
                 + (C + T) 2 L K H kv_bytes
+        touched = 1 - (1 - k / E) ** T
         compute = flops / R / (compute_efficiency * peak)
         memory  = bytes / R / (memory_efficiency * bandwidth)
         reduce  = 2 L * 2 (R - 1) / R * T D * 2 bytes / link
@@ -35,8 +53,9 @@ class Roofline:
     4 L N H P counts the products of queries with keys and of weights with values, causally: the
     first n tokens of a prompt are n (n + 1) / 2 pairs. Weights are read once per step, keys and
     values once per row. If R exceeds K, kv heads are repeated and each GPU reads 1 / K of the
-    cache. Left out: activations in memory, the quantization of activations, uneven rows, and what
-    kernels lose, which the two efficiencies stand for.
+    cache. Of E experts, k for each token, those are read that some token chose, if tokens choose
+    evenly and independently. Left out: activations in memory, the quantization of activations,
+    uneven rows, and what kernels lose, which the two efficiencies stand for.
 
     Attributes:
       gpu, model: what runs what.
@@ -46,6 +65,8 @@ class Roofline:
         reaches; assumptions. A large matrix product alone reaches 0.8 of an H200's peak and a copy
         0.9 of its bandwidth; steps are made of smaller things.
       step_overhead_seconds: host time per step that nothing hides; an assumption.
+      weights: of one GPU, as the engine stores them, in any precision; it widens them, so that
+        products are 16-bit. None: every parameter is of `weight_dtype`.
 
     Raises: ValueError for an unknown type or a number out of range.
     """
@@ -58,7 +79,9 @@ class Roofline:
     compute_efficiency: float = 0.6
     memory_efficiency: float = 0.8
     step_overhead_seconds: float = 0.0005
+    weights: WeightBytes | None = None
     _size: ModelSize = field(init=False, repr=False)
+    _weights: WeightBytes = field(init=False, repr=False)
     _kv_token_bytes: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -69,12 +92,18 @@ class Roofline:
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be in (0, 1].")
         heads, parallel = self.model.num_q_heads, self.tensor_parallel_size
+        if self.weights is not None and self.weight_dtype != "bfloat16":
+            raise ValueError(
+                f"weight_dtype={self.weight_dtype!r} contradicts weights, which says what is "
+                "stored; give one of them."
+            )
         if parallel < 1 or heads % parallel:
             raise ValueError(
                 f"tensor_parallel_size={parallel} must divide the {heads} q heads of the model."
             )
         # Cached: one step in a million must not count the parameters again.
         object.__setattr__(self, "_size", model_size(self.model))
+        object.__setattr__(self, "_weights", self.weights or self._even_weights())
         object.__setattr__(self, "_kv_token_bytes", self.kv_spec(1).bytes_per_token)
 
     @property
@@ -85,19 +114,50 @@ class Roofline:
 
     def step_seconds(self, load: StepLoad) -> float:
         """Return the time of a step, in seconds."""
-        size, model, gpu, parallel = self._size, self.model, self.gpu, self.tensor_parallel_size
+        work, gpu = self.step_work(load), self.gpu
+        memory = work.weight_bytes + work.kv_bytes
+        busy = max(self.compute_seconds(work), self.memory_seconds(memory))
+        return self.step_overhead_seconds + busy + work.link_bytes / gpu.link_bytes_per_second
+
+    def compute_seconds(self, work: "StepWork") -> float:
+        """Return the time of a step's arithmetic on each GPU, in seconds."""
+        peak = self.gpu.fp8_flops if self.weight_dtype == "fp8" else self.gpu.bf16_flops
+        return work.flops / self.tensor_parallel_size / (self.compute_efficiency * peak)
+
+    def memory_seconds(self, num_bytes: float) -> float:
+        """Return the time in which a GPU reads so many bytes, in seconds."""
+        return num_bytes / (self.memory_efficiency * self.gpu.bytes_per_second)
+
+    def step_work(self, load: StepLoad) -> "StepWork":
+        """Return what a step computes and moves; bytes are those of one GPU."""
+        size, model, parallel = self._size, self.model, self.tensor_parallel_size
         flops = 2 * load.num_tokens * size.layer_matmul + 2 * load.num_samples * size.head
         flops += 4 * model.num_layers * model.num_q_heads * model.head_dim * load.attended_pairs
-        weights = size.layer_matmul + (size.head if load.num_samples else 0)
-        weight_bytes = weights * _BYTES[self.weight_dtype] / parallel
+        weights = self._weights.layers + (self._weights.head if load.num_samples else 0)
+        if model.experts is not None:
+            share = model.experts.num_experts_per_token / model.experts.num_experts
+            weights += round(self._weights.experts * (1 - (1 - share) ** load.num_tokens))
         # `_kv_token_bytes` is one GPU's share already.
         kv_bytes = (load.context_tokens + load.num_tokens) * self._kv_token_bytes
-        peak = gpu.fp8_flops if self.weight_dtype == "fp8" else gpu.bf16_flops
-        compute = flops / parallel / (self.compute_efficiency * peak)
-        memory = (weight_bytes + kv_bytes) / (self.memory_efficiency * gpu.bytes_per_second)
         reduced = 2 * model.num_layers * load.num_tokens * model.hidden_size * _ACTIVATION_BYTES
-        reduce = 2 * (parallel - 1) / parallel * reduced / gpu.link_bytes_per_second
-        return self.step_overhead_seconds + max(compute, memory) + reduce
+        return StepWork(flops, weights, kv_bytes, 2 * (parallel - 1) / parallel * reduced)
+
+    def _even_weights(self) -> WeightBytes:
+        """Return one GPU's weights if all parameters have the same type."""
+        size, share = self._size, _BYTES[self.weight_dtype] / self.tensor_parallel_size
+        per_token = 0
+        if self.model.experts is not None:
+            num_chosen, num_all = (
+                self.model.experts.num_experts_per_token,
+                self.model.experts.num_experts,
+            )
+            per_token = size.experts * num_chosen // num_all
+        return WeightBytes(
+            layers=int((size.layer_matmul - per_token) * share),
+            experts=int(size.experts * share),
+            head=int(size.head * share),
+            embedding=0,
+        )
 
     def kv_spec(self, block_size: int) -> KVCacheSpec:
         """Return what a block holds on one GPU."""

@@ -117,7 +117,8 @@ def test_damage_is_found_before_a_program_is_used(tiny_model, config, artifact, 
     with pytest.raises(ValueError, match="has format 0, this version reads 2"):
         load_engine(str(tiny_model), wanted, progress=False)
     edit(artifact, tmp_path, lambda content: content["programs"].clear())
-    with pytest.raises(ValueError, match="has no program 'forward"):
+    # Several are looked for at once; which one is missed first is a matter of time.
+    with pytest.raises(ValueError, match="has no program '"):
         load_engine(str(tiny_model), wanted, progress=False)
     edit(artifact, tmp_path, lambda content: None)
     with pytest.raises(ValueError, match="cannot be read: No such file"):

@@ -33,7 +33,7 @@ def test_throughput_is_tokens_over_seconds(options, tmp_path, capsys):
     for metric in METRICS:
         low, middle, high = (result[f"p{p}_{metric}_ms"] for p in (50, 95, 99))
         assert 0 < low <= middle <= high <= 1e3 * seconds
-    assert result["settings"]["input_len"] == 20
+    assert result["settings"]["random_input_len"] == 20
     assert result["settings"]["platform"] == "cpu"
     assert result["settings"]["engine"]["block_size"] == 8
     assert "jax" in result["versions"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paged import LLM, SamplingParams
-from paged.scheduler import loading
+from paged.models.checkpoint import DirectoryCheckpoint
 from paged.scheduler.errors import CapacityError
 from paged.scheduler.params import ParameterError
 
@@ -123,7 +123,7 @@ def test_contradicting_settings_are_refused_before_the_weights_are_read(tiny_mod
     def load_params(*_args, **_options):
         raise AssertionError("too late")
 
-    monkeypatch.setattr(loading, "load_params", load_params)
+    monkeypatch.setattr(DirectoryCheckpoint, "load_params", load_params)
     with pytest.raises(ValueError, match="must be at least max_model_len=64 without chunked"):
         LLM(
             str(tiny_model),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-ENVIRONMENT = HERE / ".clients-venv"
+ENVIRONMENT = HERE.parents[1] / ".venv-clients"  # where no test of the sources looks
 PACKAGES = ("langchain-openai==1.7.4", "litellm==1.110.2")
 
 

@@ -6,6 +6,7 @@ Validity is judged by `jsonschema` and `re`, which know nothing of how it was ac
 import asyncio
 import datetime
 import json
+import math
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -184,6 +185,32 @@ def test_constraints_go_with_everything_else(make_tiny: Callable[..., Engine], n
     assert len(logged.logprobs) == len(logged.token_ids)
     # Of the tokens that are allowed: the first is certain.
     assert next(iter(logged.logprobs[0].values())).logprob == 0.0
+
+
+def test_named_tokens_are_scored_among_those_that_are_allowed(make_tiny: Callable[..., Engine]):
+    """As the likeliest ones are, which another program reports."""
+    wanted, named = StructuredOutputs(regex="[ab]{4}x"), list(b"abxq")
+    fields = {"structured_outputs": wanted, "temperature": 0}
+    requests = [
+        (PROMPT, hot(logprobs=20, **fields)),
+        (PROMPT, hot(logprobs=0, logprob_token_ids=named, prompt_logprobs=0, **fields)),
+        (PROMPT, hot(logprobs=20, temperature=0, max_tokens=5, ignore_eos=True)),
+        (PROMPT, hot(logprobs=0, logprob_token_ids=named, max_tokens=1, temperature=0)),
+    ]
+    ((likeliest,), (scored,), _, (free,)) = run_all(make_tiny(), requests)
+    assert re.fullmatch("[ab]{4}x", scored.text)
+    assert likeliest.token_ids == scored.token_ids
+    for expected, found in list(zip(likeliest.logprobs, scored.logprobs, strict=True))[:5]:
+        for token_id in named:
+            if token_id in expected and expected[token_id].logprob > -math.inf:
+                assert found[token_id].logprob == pytest.approx(
+                    expected[token_id].logprob, abs=1e-4
+                )
+            else:
+                assert found[token_id].logprob == -math.inf
+    first = scored.logprobs[0]
+    assert sum(math.exp(first[token_id].logprob) for token_id in named) == pytest.approx(1)
+    assert sum(math.exp(free.logprobs[0][token_id].logprob) for token_id in named) < 0.9
 
 
 def test_what_has_no_alternative_is_not_waited_for(make_tiny: Callable[..., Engine]):

@@ -28,6 +28,7 @@ PARAMS = {
     "edited": SamplingParams(
         temperature=0, repetition_penalty=1.3, logprobs=2, max_tokens=6, ignore_eos=True
     ),
+    "scored": SamplingParams(temperature=0, prompt_logprobs=2, max_tokens=1, ignore_eos=True),
     "two": SamplingParams(temperature=1, n=2, seed=5, max_tokens=6, ignore_eos=True),
 }
 
@@ -71,6 +72,12 @@ def generate(engine: Engine) -> dict[str, list]:
             for sample in output.outputs:
                 key = f"{output.request_id} {sample.index}"
                 found.setdefault(key, []).extend(sample.token_ids)
+            if output.finished and output.prompt_logprobs is not None:
+                # The first token has none; of the others, what is likeliest, and their ranks.
+                found[f"{output.request_id} prompt"] = [
+                    [(token_id, scored.rank) for token_id, scored in position.items()]
+                    for position in output.prompt_logprobs[1:]
+                ]
     return found
 
 
@@ -102,7 +109,8 @@ def bytes_by_device(arrays) -> set[int]:
 def test_eight_devices_generate_what_one_does_with_an_eighth_each(wide_model, config):
     loaded = {size: load(wide_model, config, tensor_parallel_size=size) for size in (1, 8)}
     found = {size: generate(one.engine) for size, one in loaded.items()}
-    assert len(found[1]) == 5
+    assert len(found[1]) == 7
+    assert len(found[1]["scored prompt"]) == 34
     assert found[8] == found[1]
     held = {}
     for size, one in loaded.items():
@@ -121,9 +129,10 @@ def test_a_second_start_on_two_devices_loads_its_programs(tiny_model, config, ex
     for _ in range(2):
         assert generate_on(tiny_model, config, **settings) == expected
         files = {file for file in (tmp_path / "executables").rglob("*") if file.is_file()}
-        assert len(files) == 3
+        assert len(files) == 4  # a step of 8 tokens, greedy, sampler, scores
 
 
+@pytest.mark.slow
 def test_exported_programs_serve_two_devices(tiny_model, config, expected, tmp_path):
     compile_artifact(
         str(tiny_model),

@@ -172,6 +172,7 @@ def test_logits_are_divided_then_capped_and_keep_their_order(is_packed):
     np.testing.assert_allclose(table(jnp.asarray([7])), 5 * weight[7:8], rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("has_zeros", [True, False])
 def test_weights_of_four_bits(dtype: str, has_zeros: bool):
     form = GroupedForm(bits=4, group_size=32, has_zeros=has_zeros)

@@ -126,6 +126,45 @@ def test_tensors_that_do_not_fit_are_named(gptq: Path, tmp_path: Path, change, m
         )
 
 
+@pytest.mark.parametrize("fields", ["llama_awq", "llama_gptq_sym", "llama_fp8_channel"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_experts_that_a_checkpoint_has_in_fewer_bits_are_refused(
+    data_dir: Path, name: str, fields: str
+):
+    tiny = data_dir / "golden/tiny"
+    raw = json.loads((tiny / name / "config.json").read_text())
+    quantized = json.loads((tiny / fields / "config.json").read_text())["quantization_config"]
+    tensors = "weight, weight_scale" if "fp8" in fields else "qweight, qzeros, scales"
+    method = quantized["quant_method"]
+    message = (
+        rf"layers\.0\..*\.experts\.0\.\w+ and the other experts are stored by {method} \({tensors}"
+    )
+    with pytest.raises(UnsupportedModelError, match=f"{message}.*--quantization int8"):
+        abstract_model(
+            ModelConfig.from_hf(raw | {"quantization_config": quantized}), dtype="float32"
+        )
+
+
+def test_experts_that_the_config_leaves_out_by_their_names_are_in_full(data_dir: Path):
+    tiny = data_dir / "golden/tiny"
+    raw = json.loads((tiny / "qwen3_moe/config.json").read_text())
+    quantized = json.loads((tiny / "llama_awq/config.json").read_text())["quantization_config"]
+    quantized |= {"modules_to_not_convert": ["experts.0."]}
+    config = ModelConfig.from_hf(raw | {"quantization_config": quantized})
+    _, abstract = abstract_model(config, dtype="float32")
+    found = dtypes(abstract)
+    assert found["layers.0.attention.k_proj.weight.values"] == "uint8"
+    assert found["layers.0.mlp.experts.up_proj.weight"] == "float32"
+
+
+def test_scales_of_keys_and_values_are_passed_over_aloud(data_dir: Path, tmp_path: Path, caplog):
+    folder = data_dir / "golden/tiny/llama_w4a16"
+    name = "model.layers.1.self_attn.k_scale"
+    source = edited(folder, tmp_path, lambda t: t.update({name: np.ones(1, np.float32)}))
+    load_params(read_config(folder), source, dtype="float32", progress=False)
+    assert f"1 tensors with scales of keys and values, such as {name}, are not used" in caplog.text
+
+
 def test_groups_that_do_not_divide_a_layer_are_refused(gptq: Path):
     config = read_config(gptq, group_size=96)
     with pytest.raises(UnsupportedModelError, match=r"k_proj cannot be quantised .*: 64 inp"):
@@ -192,7 +231,24 @@ def test_weights_in_full_are_made_smaller_while_they_are_loaded(
     )
     stored = model.layers[1].mlp.up_proj.weight
     widened = np.asarray(stored.rows(jnp.arange(128), 64, jnp.dtype("float32")))
-    # Half a step of 255, 15 and, of e4m3 beside its largest, 14.
-    steps = {"int8": 254, "int4": 14, "fp8": 28}[quantization]
-    span = np.abs(original).max(axis=1, keepdims=True) * (2 if quantization == "int4" else 1)
+    if quantization == "int4":
+        check_better_than_the_whole_range(widened, original)
+        return
+    # Half a step of 255 and, of e4m3 beside its largest, 14.
+    steps = {"int8": 254, "fp8": 28}[quantization]
+    span = np.abs(original).max(axis=1, keepdims=True)
     assert (np.abs(widened - original) <= span / steps + 2**-8 * np.abs(original)).all()
+
+
+def check_better_than_the_whole_range(found: np.ndarray, weight: np.ndarray) -> None:
+    """Each group of 64 inputs is no worse than with 15 steps from its least to its largest."""
+    groups = weight.astype("bfloat16").astype(np.float64).reshape(len(weight), -1, 64)
+    least = np.minimum(groups.min(axis=2, keepdims=True), 0)
+    step = (np.maximum(groups.max(axis=2, keepdims=True), 0) - least) / 15
+    zero = np.round(-least / step)
+    plain = (np.clip(np.round(groups / step) + zero, 0, 15) - zero) * step
+    errors, allowed = (
+        np.square(values.reshape(groups.shape) - groups).sum(axis=2) for values in (found, plain)
+    )
+    assert (errors <= 1.001 * allowed).all()
+    assert errors.sum() < 0.98 * allowed.sum()

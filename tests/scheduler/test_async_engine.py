@@ -37,7 +37,6 @@ def load(script, *, fail_at=None, **settings) -> LoadedEngine:
         config=dataclasses.replace(CONFIG, **settings),
         max_model_len=128,
         cache_info={},
-        startup_seconds={},
     )
 
 

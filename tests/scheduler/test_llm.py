@@ -35,7 +35,6 @@ def configs(monkeypatch) -> list[EngineConfig]:
             config=config,
             max_model_len=128,
             cache_info={},
-            startup_seconds={},
         )
 
     monkeypatch.setattr(llm_module, "load_engine", load)

@@ -1,5 +1,6 @@
 """Sampling parameters: defaults, ranges and what is normalised."""
 
+import numpy as np
 import pytest
 
 from paged.scheduler.params import ParameterError, SamplingParams
@@ -82,3 +83,12 @@ def test_parameters_can_be_replaced_and_compared():
     params = SamplingParams(n=3, seed=4, stop=["x"])
     one = dataclasses.replace(params, n=1)
     assert one == SamplingParams(seed=4, stop=["x"])
+
+
+def test_values_beyond_the_device_s_numbers_mean_the_same_as_its_largest():
+    assert SamplingParams(top_k=10**30).top_k == 2**31 - 1
+    assert 0 < np.float32(SamplingParams(top_p=1e-320).top_p) < 1e-6
+    for given in (1e308, 1e-320):
+        penalty = np.float32(SamplingParams(repetition_penalty=given).repetition_penalty)
+        assert np.isfinite(penalty)
+        assert penalty > 0

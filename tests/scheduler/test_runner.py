@@ -255,4 +255,4 @@ def test_each_shape_has_exactly_one_program() -> None:
     assert len(set(source.names)) == len(source.names)
     kinds = Counter(name.split()[0] for name in source.names)
     # 8, 16, 32 decodes; 64, 128, 256 tokens; from 32 rows to 8 and 16.
-    assert kinds == {"forward": 6, "greedy": 3, "sample": 3, "resize": 2}
+    assert kinds == {"forward": 6, "greedy": 3, "sample": 3, "resize": 2, "score": 1}

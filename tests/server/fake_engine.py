@@ -19,9 +19,16 @@ from paged.models.config import ModelConfig
 from paged.models.tokenizer import Tokenizer
 from paged.scheduler.config import EngineConfig
 from paged.scheduler.errors import EngineDeadError
-from paged.scheduler.output import CompletionOutput, Logprob, RequestOutput, StepStats
+from paged.scheduler.output import (
+    CompletionOutput,
+    Logprob,
+    PositionLogprobs,
+    RequestOutput,
+    StepStats,
+)
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import CacheMode
+from paged.scheduler.text_decoder import TextDecoder
 
 TOKENIZER_DIR = pathlib.Path(__file__).parents[1] / "data" / "golden" / "tiny" / "tokenizer"
 EOS = 2
@@ -68,6 +75,8 @@ class FakeEngine:
       fail_after: number of tokens after which `generate` raises EngineDeadError.
       health: raised by `check_health`.
       seen, aborted, drained, resets: what the server did; of a reset whether it was to preempt.
+      profiles: what was asked of the profiler: (folder, steps) or "stopped".
+      measures_work: whether that was asked for.
     """
 
     answer: str | Callable[[int], str] = "The answer is 42."
@@ -84,6 +93,9 @@ class FakeEngine:
     health: Exception | None = None
 
     model_name = "tiny"
+    startup_phases = ()
+    measures_work = False
+    profiles: list[Any] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     drained: list[float] = field(default_factory=list)
@@ -133,6 +145,19 @@ class FakeEngine:
         self.check_health()
         self.resets.append(reset_running_requests)
         return reset_running_requests or not self.running
+
+    async def measure_work(self) -> None:
+        self.measures_work = True
+
+    async def start_profile(self, directory: str, num_steps: int | None = None) -> None:
+        if self.profiles and self.profiles[-1] != "stopped":
+            raise RuntimeError("A profile is being taken already; stop it first.")
+        self.profiles.append((directory, num_steps))
+
+    async def stop_profile(self) -> None:
+        if not self.profiles or self.profiles[-1] == "stopped":
+            raise RuntimeError("No profile is being taken; start one first.")
+        self.profiles.append("stopped")
 
     async def drain(self, timeout_seconds: float) -> None:
         self.drained.append(timeout_seconds)
@@ -186,6 +211,7 @@ class FakeEngine:
                         finished=finished,
                         num_cached_tokens=self.num_cached_tokens,
                         pooled=pooled_row(prompt_ids) if params.is_pooled and finished else None,
+                        prompt_logprobs=self._prompt_logprobs(prompt_ids, params),
                     )
         finally:
             del self.running[request_id]
@@ -199,6 +225,21 @@ class FakeEngine:
         answer = self.answer if isinstance(self.answer, str) else self.answer(index)
         last = self.last_finish_reason, self.last_stop_reason
         return _Sample(index, answer.encode(), params, self.tokenizer, last)
+
+    def _prompt_logprobs(
+        self, prompt_ids: Sequence[int], params: SamplingParams
+    ) -> list[PositionLogprobs | None] | None:
+        if params.prompt_logprobs is None:
+            return None
+        decoder = TextDecoder(self.tokenizer, (), skip_special_tokens=False)
+        positions: list[PositionLogprobs | None] = []
+        for token_id in prompt_ids:
+            position = {token_id: Logprob(-0.5, 1, decoder.step(token_id))}
+            if params.prompt_logprobs:
+                other = (token_id + 2) % VOCAB_SIZE
+                position[other] = Logprob(-1.0, 2, self.tokenizer.token_text(other))
+            positions.append(position if positions else None)
+        return positions
 
     def _template(self) -> ChatTemplate | None:
         source = self.tokenizer.chat_template if self.chat_template is None else self.chat_template

@@ -12,7 +12,7 @@ from paged.server.cli import build_parser, main
 from paged.server.cli_settings import engine_config
 from tests.server.process import ROOT
 
-BENCHMARKS = ["throughput", "latency", "serve"]
+BENCHMARKS = ["throughput", "latency", "serve", "sweep", "compare"]
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
@@ -86,7 +86,7 @@ def test_context_too_short_for_the_requests_is_one_line(capsys):
     assert main(["bench", "throughput", "--max-model-len=200", *options]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
-        "paged: error: --max-model-len 200 is less than the 225 tokens of the longest request; "
+        "paged: error: --max-model-len 200 is less than the 216 tokens of the longest request; "
         "raise it, or lower --input-len or --output-len."
     )
 

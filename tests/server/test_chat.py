@@ -201,8 +201,8 @@ def test_template_s_own_refusal_is_the_client_s_error():
         ({"continue_final_message": True}, None, "exclude each other"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "must be in [0, 20]"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "must be in [0, 20]"),
-        ({"logprobs": 1}, "body.logprobs", "Expected `bool | null`"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "must be at most 20"),
+        ({"logprobs": 2}, "body.logprobs", "Expected `bool | null`"),
         ({"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs", "only text is served"),
         ({"reasoning_effort": "huge"}, "body.reasoning_effort", "Invalid enum value"),
     ],
@@ -267,3 +267,28 @@ def test_conversation_that_renders_to_nothing_is_refused():
     error = error_of(CHAT, {"messages": ASK}, FakeEngine(chat_template="{{ '' }}"))
     assert error["param"] == "messages"
     assert "at least one token" in error["message"]
+
+
+@pytest.mark.parametrize("given", ["model", "server"])
+@pytest.mark.parametrize(
+    ("wanted", "kind"), [("auto", "str"), ("string", "str"), ("openai", "list")]
+)
+def test_the_form_of_a_content_can_be_chosen_for_any_template(given, wanted, kind):
+    source = "{{ messages[0].content is string }}"
+    own, server = (source, None) if given == "model" else ("", source)
+    body = {"messages": ASK, "return_prompt_text": True}
+    answer = ok(
+        CHAT,
+        body,
+        FakeEngine(chat_template=own),
+        chat_template=server,
+        chat_template_content_format=wanted,
+    )
+    assert answer["prompt_text"] == str(kind == "str")
+
+
+def test_the_server_has_defaults_for_variables_of_the_template():
+    engine = FakeEngine(chat_template="{{ a }}{{ b }}")
+    body = {"messages": ASK, "return_prompt_text": True, "chat_template_kwargs": {"b": 3}}
+    answer = ok(CHAT, body, engine, default_chat_template_kwargs={"a": 1, "b": 2})
+    assert answer["prompt_text"] == "13"

@@ -26,8 +26,10 @@ from paged.server.cli_settings import (
     sampling_fields,
     server_settings,
     set_up_logging,
+    tls_files,
 )
-from paged.server.settings import ServerSettings
+from paged.server.settings import CorsSettings, ServerSettings
+from paged.server.tls import TlsFiles
 from tests.server.process import ROOT
 
 
@@ -497,3 +499,76 @@ def test_open_server_without_key_is_warned_about(caplog, monkeypatch):
     assert main(["serve", "--api-key", "k"]) == 1
     assert main(["serve", "--host", "127.0.0.1"]) == 1
     assert "Anyone" not in caplog.text
+
+
+def test_what_flags_say_about_clients_and_the_network_reaches_the_settings():
+    settings = server_settings(
+        parse(
+            *("serve", "--max-prompts=2", "--max-n=3", "--max-logprobs=4", "--max-stop-strings=5"),
+            *("--max-concurrent-streams=6", "--max-requests-per-minute=7", "--body-timeout=8"),
+            *("--write-timeout=9", "--root-path=/llm/", "--enable-request-id-headers"),
+            *("--sse-keep-alive-interval=1.5", "--stream-interval=2", "--response-role=model"),
+            *("--enable-force-include-usage", "--return-tokens-as-token-ids"),
+            *("--override-generation-config", '{"top_k": 5}', "--allow-credentials"),
+            *("--allowed-origins", '["https://a", "https://b"]', "--allowed-methods", "GET"),
+            *("--allowed-headers", '["authorization"]'),
+            *("--chat-template-content-format=openai",),
+            *("--default-chat-template-kwargs", '{"enable_thinking": false}'),
+        )
+    )
+    assert settings == ServerSettings(
+        max_prompts=2,
+        max_n=3,
+        max_logprobs=4,
+        max_stop_strings=5,
+        max_concurrent_streams=6,
+        max_requests_per_minute=7,
+        body_timeout_seconds=8.0,
+        write_timeout_seconds=9.0,
+        root_path="/llm",
+        request_id_headers=True,
+        sse_keep_alive_seconds=1.5,
+        stream_interval=2,
+        response_role="model",
+        force_include_usage=True,
+        return_tokens_as_token_ids=True,
+        override_generation_config={"top_k": 5},
+        chat_template_content_format="openai",
+        default_chat_template_kwargs={"enable_thinking": False},
+        cors=CorsSettings(
+            origins=("https://a", "https://b"),
+            methods=("GET",),
+            headers=("authorization",),
+            allow_credentials=True,
+        ),
+    )
+
+
+def test_tls_flags_become_files_and_need_a_certificate():
+    files = ("--ssl-certfile=c", "--ssl-keyfile=k", "--ssl-ca-certs=a", "--ssl-cert-reqs=2")
+    assert tls_files(parse("serve", *files, "--ssl-ciphers=HIGH")) == TlsFiles(
+        certfile="c", keyfile="k", ca_certs="a", requires_client_certificate=True, ciphers="HIGH"
+    )
+    assert tls_files(parse("serve")) is None
+    with pytest.raises(ValueError, match="give --ssl-certfile, too"):
+        tls_files(parse("serve", "--ssl-keyfile=k"))
+    with pytest.raises(ValueError, match="--ssl-cert-reqs needs --ssl-ca-certs"):
+        tls_files(parse("serve", "--ssl-certfile=c", "--ssl-cert-reqs=1"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--allowed-origins", "[1]"], "is no JSON list of strings"),
+        (["--allowed-origins", "["], "is no JSON list of strings"),
+        (["--override-generation-config", "{"], "is no JSON:"),
+        (["--override-generation-config", "[]"], "is no JSON object"),
+        (["--body-timeout", "-1"], "is no number of seconds"),
+        (["--write-timeout", "soon"], "is no number of seconds"),
+        (["--ssl-cert-reqs", "3"], "invalid choice"),
+    ],
+)
+def test_values_that_mean_nothing_are_named(arguments, words, capsys):
+    with pytest.raises(SystemExit):
+        parse("serve", *arguments)
+    assert words in capsys.readouterr().err

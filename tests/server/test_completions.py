@@ -261,7 +261,7 @@ def test_many_prompts_are_accepted_and_too_many_refused():
     assert len(ok(COMPLETIONS, request)["choices"]) == 1024
     error = error_of(COMPLETIONS, {"prompt": ["a"] * 1025})
     assert error["param"] == "prompt"
-    assert "at most 1024 prompts, got 1025" in error["message"]
+    assert "at most 1024 prompts" in error["message"]
 
 
 def test_failed_sample_is_an_error_of_the_server():

@@ -108,7 +108,7 @@ def test_bad_value_names_its_field(path, fields, param):
         ({"cache_salt": 3}, "body.cache_salt"),
         ({"response_format": "json"}, "body.response_format"),
         (
-            {"stream": True, "stream_options": {"include_usage": 1}},
+            {"stream": True, "stream_options": {"include_usage": 2}},
             "body.stream_options.include_usage",
         ),
         ({"truncation_side": "middle"}, "body.truncation_side"),
@@ -127,17 +127,10 @@ def test_bad_type_names_its_path(path, fields, param):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("prompt_logprobs", 0),
-        ("prompt_logprobs", 1),
-        ("prompt_logprobs", -1),
-        ("prompt_logprobs", True),
-        ("logprob_token_ids", [1]),
         ("use_beam_search", True),
-        ("repetition_detection", {"max_pattern_size": 3}),
         ("thinking_token_budget", 10),
         ("kv_transfer_params", {"do_remote_decode": True}),
         ("vllm_xargs", {"a": 1}),
-        ("stream_interval", 4),
     ],
 )
 def test_what_is_not_supported_is_said_aloud(path, field, value):
@@ -177,10 +170,30 @@ def test_suffix_and_embeddings_are_refused_for_completions():
         assert error_of(COMPLETIONS, {**PROMPT, field: value})["param"] == field
 
 
-def test_echo_with_logprobs_is_refused():
-    error = error_of(COMPLETIONS, {**PROMPT, "echo": True, "logprobs": 1})
-    assert error["param"] == "logprobs"
-    assert "does not support" in error["message"]
+@pytest.mark.parametrize("value", [1, True, -1])
+def test_logprobs_of_a_prompt_are_not_streamed(value):
+    error = error_of(COMPLETIONS, {**PROMPT, "prompt_logprobs": value, "stream": True})
+    assert error["param"] == "prompt_logprobs"
+
+
+@pytest.mark.parametrize("value", [-1, 21])
+def test_logprobs_of_a_prompt_are_bounded(value):
+    error = error_of(COMPLETIONS, {**PROMPT, "prompt_logprobs": value})
+    assert error["param"] == "prompt_logprobs"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"max_pattern_size": 3},
+        {"max_pattern_size": 3, "min_pattern_size": 4, "min_count": 2},
+        {"max_pattern_size": 5000, "min_count": 2},
+        {"max_pattern_size": 3, "min_pattern_size": -1, "min_count": 2},
+    ],
+)
+def test_repetition_detection_is_checked(value):
+    error = error_of(COMPLETIONS, {**PROMPT, "repetition_detection": value})
+    assert error["param"] == "repetition_detection"
 
 
 def test_too_many_logprobs():
@@ -408,3 +421,14 @@ def test_other_http_errors_keep_their_status():
     status, answer = with_server(test, app=app)
     assert status == 403
     assert checked_error(answer, 403)["message"] == "Not today"
+
+
+def test_numbers_and_flags_may_be_spelt_as_the_reference_takes_them():
+    fields = {"max_tokens": "3", "temperature": "0.5", "top_k": 4.0, "logprobs": "1", "echo": 0}
+    engine = FakeEngine()
+    body = ok(COMPLETIONS, {"prompt": "12", **fields, "stop": "7", "ignore_eos": "true"}, engine)
+    assert body["usage"]["completion_tokens"] == 3
+    params = engine.seen[0].params
+    assert (params.temperature, params.top_k, params.logprobs) == (0.5, 4, 1)
+    assert params.ignore_eos is True
+    assert engine.seen[0].prompt == "12"

@@ -97,7 +97,7 @@ def test_nothing_is_reported_unless_asked():
 
 def test_minus_infinity_becomes_a_number():
     position = {97: Logprob(float("-inf"), 9, "a"), 98: Logprob(-0.5, 1, "b")}
-    body = CompletionLogprobs(as_token_ids=False).body([97], [position])
+    body = CompletionLogprobs(FakeEngine().tokenizer, as_token_ids=False).body([97], [position])
     assert body["token_logprobs"] == [-9999.0]
     assert body["top_logprobs"] == [{"a": -9999.0, "b": -0.5}]
     chat = chat_logprobs(FakeEngine().tokenizer, [97], [position], num_top=2, as_token_ids=False)
@@ -110,5 +110,45 @@ def test_candidates_spelt_alike_keep_the_likelier_one():
         2: Logprob(-1.0, 2, "\ufffd"),
         3: Logprob(-2.0, 3, "x"),
     }
-    body = CompletionLogprobs(as_token_ids=False).body([1], [position])
+    body = CompletionLogprobs(FakeEngine().tokenizer, as_token_ids=False).body([1], [position])
     assert body["top_logprobs"] == [{"\ufffd": -0.1, "x": -2.0}]
+
+
+def test_echo_has_log_probabilities_of_prompt_and_completion():
+    fields = {"prompt": "é!", "echo": True, "logprobs": 1, "max_tokens": 2}
+    body = ok(COMPLETIONS, fields, FakeEngine(answer=TEXT))
+    (choice,) = body["choices"]
+    logprobs = choice["logprobs"]
+    assert "".join(logprobs["tokens"]) == choice["text"] == "é!é"
+    assert logprobs["tokens"] == ["", "é", "!", "", "é"]
+    assert logprobs["text_offset"] == [0, 0, 1, 2, 2]
+    assert logprobs["token_logprobs"] == [None, -0.5, -0.5, -0.25, -0.25]
+    assert logprobs["top_logprobs"][0] is None
+    assert logprobs["top_logprobs"][2] == {"!": -0.5, "#": -1.0}
+    assert choice["prompt_logprobs"][0] is None
+    assert choice["prompt_logprobs"][2] == {
+        "33": {"logprob": -0.5, "rank": 1, "decoded_token": "!"},
+        "35": {"logprob": -1.0, "rank": 2, "decoded_token": "#"},
+    }
+    events = stream(COMPLETIONS, fields, FakeEngine(answer=TEXT))
+    parts = [event["choices"][0]["logprobs"] for event in events]
+    assert {key: [x for part in parts for x in part[key]] for key in parts[0]} == logprobs
+
+
+def test_a_prompt_can_be_scored_without_generating():
+    fields = {"prompt": ["ab", "cd"], "echo": True, "logprobs": 0, "max_tokens": 0, "n": 1}
+    body = ok(COMPLETIONS, fields, FakeEngine(answer=TEXT))
+    assert [choice["text"] for choice in body["choices"]] == ["ab", "cd"]
+    assert [choice["logprobs"]["tokens"] for choice in body["choices"]] == [["a", "b"], ["c", "d"]]
+    assert {choice["finish_reason"] for choice in body["choices"]} == {"length"}
+    assert body["usage"]["completion_tokens"] == 0
+    events = stream(COMPLETIONS, fields, FakeEngine(answer=TEXT))
+    tokens = [event["choices"][0]["logprobs"]["tokens"] for event in events]
+    assert tokens == [["a", "b"], ["c", "d"]]
+
+
+def test_chat_reports_the_prompt_too():
+    body = ok(CHAT, {**ASK, "prompt_logprobs": 0, "max_tokens": 1, "return_token_ids": True})
+    ids, positions = body["prompt_token_ids"], body["prompt_logprobs"]
+    assert [list(p) for p in positions[1:]] == [[str(i)] for i in ids[1:]]
+    assert ok(CHAT, {**ASK, "prompt_logprobs": False, "max_tokens": 1})["prompt_logprobs"] is None

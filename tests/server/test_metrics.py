@@ -24,6 +24,8 @@ COUNTERS = [
     "num_preemptions",
     "prompt_tokens",
     "prompt_tokens_cached",
+    "prompt_tokens_by_source",
+    "prompt_tokens_cached_by_source",
     "generation_tokens",
     "request_success",
 ]
@@ -45,6 +47,7 @@ HISTOGRAMS = {
     "request_prompt_tokens": LENGTHS,
     "request_generation_tokens": LENGTHS,
     "request_max_num_generation_tokens": LENGTHS,
+    "request_prefill_kv_computed_tokens": LENGTHS,
     "request_params_max_tokens": LENGTHS,
     "request_params_n": "1 2 5 10 20",
     "request_num_preemptions": "1 2 3 4 5 10 20",
@@ -91,7 +94,12 @@ def test_names_and_types_are_the_reference_s():
         **{f"paged:{name}_total": "counter" for name in OWN_COUNTERS},
         **{
             f"vllm:{name}": "gauge"
-            for name in [*GAUGES, "num_requests_waiting_by_reason", "cache_config_info"]
+            for name in [
+                *GAUGES,
+                "num_requests_waiting_by_reason",
+                "engine_sleep_state",
+                "cache_config_info",
+            ]
         },
         **{f"vllm:{name}": "histogram" for name in HISTOGRAMS},
     }

@@ -253,7 +253,7 @@ def test_what_is_refused_names_the_field(fields, param, message):
 
 
 def test_a_negative_bound_of_the_store_is_refused():
-    with pytest.raises(ValueError, match="max_stored_responses=-1 must not be negative"):
+    with pytest.raises(ValueError, match="max_stored_responses=-1 must be at least 0"):
         ServerSettings(max_stored_responses=-1)
 
 

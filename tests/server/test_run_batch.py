@@ -216,7 +216,8 @@ def test_an_answer_that_is_no_json_is_kept_as_a_text(tmp_path):
 def test_a_private_server_goes_by_the_names_of_the_lines():
     async def ask() -> int:
         async with cli_engine.serve_privately(FakeEngine(), ("gpt-x",)) as client:
-            body = b'{"model": "gpt-x", "prompt": "Hi"}'
+            # More stop strings than a server takes from strangers.
+            body = b'{"model": "gpt-x", "prompt": "Hi", "stop": ["1", "2", "3", "4", "5"]}'
             status, _ = await client.post("completions", body, request_id="r")
             return status
 

@@ -207,6 +207,22 @@ def test_logprobs_and_ids_are_all_there(tool_choice):
     assert len(positions) == len(F_CALL) + 1
 
 
+@pytest.mark.parametrize("fields", [{}, {"n": 2, "temperature": 1.0}])
+def test_calls_are_the_same_in_chunks_of_several_tokens(fields):
+    fields |= {"return_token_ids": True}
+    fine, coarse = streamed(F_CALL, **fields), streamed(F_CALL, stream_interval=7, **fields)
+    assert len(coarse) < len(fine)
+    for index in range(fields.get("n", 1)):
+        of_sample = [
+            [event for event in events if event["choices"][0]["index"] == index]
+            for events in (fine, coarse)
+        ]
+        assert assembled(of_sample[1]) == assembled(of_sample[0])
+        chosen = [e["choices"][0].get("token_ids") or () for e in of_sample[1]]
+        token_ids = [token_id for ids in chosen for token_id in ids]
+        assert bytes(token_ids[:-1]).decode() == F_CALL, "and the end of the text"
+
+
 def test_usage_counts_every_token_of_a_call():
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = streamed(F_CALL, stream_options=options)

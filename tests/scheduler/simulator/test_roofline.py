@@ -6,11 +6,14 @@ import json
 import pytest
 
 from paged.models.config import ModelConfig
+from paged.models.model_size import ModelSize, model_size
+from paged.models.moe_config import ExpertsConfig
+from paged.models.weight_bytes import WeightBytes
 from paged.scheduler.errors import CapacityError
 from paged.scheduler.simulator.config import SimulationConfig
 from paged.scheduler.simulator.document_traces import cyclic
 from paged.scheduler.simulator.gpus import GPU, GPUS, find_gpu
-from paged.scheduler.simulator.model_presets import MODELS, ModelSize, find_model, model_size
+from paged.scheduler.simulator.model_presets import MODELS, find_model
 from paged.scheduler.simulator.roofline import Roofline
 from paged.scheduler.simulator.simulate import simulate
 from paged.scheduler.simulator.step_cost import StepLoad
@@ -94,6 +97,29 @@ def test_efficiencies_and_overhead_enter_as_stated():
     load = StepLoad(1, 1, 100, 100)
     seconds = by_hand(memory_efficiency=0.5, step_overhead_seconds=7.0).step_seconds(load)
     assert seconds == pytest.approx(7 + 2 * (656 + 101 * 16) / 1e6)
+
+
+def test_experts_are_read_once_some_token_chose_them():
+    # Two layers of 4 experts of 3 x 4 x 8, one per token; routers of 4 x 4; attention 48 each.
+    mixture = dataclasses.replace(MODEL_BY_HAND, experts=ExpertsConfig(4, 1, 8))
+    exact = {"compute_efficiency": 1.0, "memory_efficiency": 1.0, "step_overhead_seconds": 0.0}
+    roofline = Roofline(GPU_BY_HAND, mixture, **exact)
+    one = roofline.step_work(StepLoad(1, 0, 1, 1))
+    assert one.weight_bytes == 2 * 2 * (48 + 16 + 96)
+    assert one.flops == 2 * 2 * (48 + 16 + 96) + 4 * 2 * 2 * 2
+    # Two tokens choose the same expert once in four times.
+    two = roofline.step_work(StepLoad(2, 0, 3, 2))
+    assert two.weight_bytes == 2 * 2 * (48 + 16 + 1.75 * 96)
+
+
+def test_weights_as_they_are_stored_take_the_place_of_a_type():
+    # Read: layers, the head where a row is sampled; not the embedding. Products have 16 bits.
+    stored = WeightBytes(layers=300, experts=0, head=50, embedding=1000)
+    roofline = by_hand(weights=stored)
+    assert roofline.step_seconds(StepLoad(1, 1, 1, 1)) == pytest.approx((350 + 2 * 16) / 1e6)
+    assert roofline.step_work(StepLoad(1, 0, 1, 1)).weight_bytes == 300
+    with pytest.raises(ValueError, match="weight_dtype='fp8' contradicts weights"):
+        by_hand(weights=stored, weight_dtype="fp8")
 
 
 def test_tensor_parallelism_divides_the_work_and_adds_reductions():

@@ -1,0 +1,75 @@
+"""Options of the command line about traces, logs and profiles, and what they become."""
+
+import argparse
+import os
+
+from paged.server.cli_options import size
+from paged.server.observability import DETAILS, ObservabilitySettings
+
+LOG_FORMATS = ("text", "json")
+
+
+def traced_modules(text: str) -> frozenset[str]:
+    """Parse the modules of detailed traces, separated by commas."""
+    names = set(text.split(","))
+    if unknown := sorted(names - {*DETAILS, "all"}):
+        raise argparse.ArgumentTypeError(
+            f"unknown {unknown[0]!r}; known are {', '.join(DETAILS)} and all"
+        )
+    return frozenset(DETAILS if "all" in names else names)
+
+
+def add_observability_options(parser: argparse.ArgumentParser) -> None:
+    """Add what operators want to see of requests."""
+    group = parser.add_argument_group("observability")
+    group.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send OpenTelemetry traces there by OTLP over HTTP, such as "
+        "http://localhost:4318/v1/traces; needs the extra `otel`",
+    )
+    group.add_argument(
+        "--collect-detailed-traces",
+        type=traced_modules,
+        default=frozenset(),
+        metavar="MODULES",
+        help="measure more for traces: model (waiting for the device's tokens), worker "
+        "(detokenisation), all",
+    )
+    group.add_argument(
+        "--max-log-len",
+        type=size,
+        metavar="N",
+        help="most characters, and token ids, of a prompt in the log of requests, which has "
+        "prompts at --log-level debug only (default: all)",
+    )
+    group.add_argument(
+        "--log-format", choices=LOG_FORMATS, default="text", help="json: an object per line"
+    )
+    group.add_argument(
+        "--profile-dir",
+        metavar="DIR",
+        help="serve POST /start_profile and /stop_profile, which write JAX profiles there",
+    )
+
+
+def observability_settings(args: argparse.Namespace) -> ObservabilitySettings:
+    """Return the settings; the service's name is $OTEL_SERVICE_NAME or "paged".
+
+    Raises: ValueError for values that contradict each other, or a protocol other than HTTP in
+      $OTEL_EXPORTER_OTLP_TRACES_PROTOCOL.
+    """
+    name = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+    protocol = os.environ.get(name) or "http/protobuf"
+    if args.otlp_traces_endpoint is not None and protocol != "http/protobuf":
+        raise ValueError(
+            f"${name}={protocol}: traces are sent by http/protobuf only; unset it, and give the "
+            "collector's HTTP address (port 4318, /v1/traces)."
+        )
+    return ObservabilitySettings(
+        otlp_traces_endpoint=args.otlp_traces_endpoint,
+        service_name=os.environ.get("OTEL_SERVICE_NAME") or "paged",
+        detailed_traces=frozenset(DETAILS[module] for module in args.collect_detailed_traces),
+        max_log_len=args.max_log_len,
+        profile_dir=args.profile_dir and os.path.expanduser(args.profile_dir),
+    )

@@ -1,0 +1,68 @@
+"""Flags and environment of traces, logs and profiles become settings, or are refused."""
+
+import pytest
+
+from paged.server.cli import build_parser
+from paged.server.cli_settings import server_settings
+from paged.server.observability import ObservabilitySettings
+
+URL = "http://localhost:4318/v1/traces"
+PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+
+
+def settings(*argv: str) -> ObservabilitySettings:
+    return server_settings(build_parser().parse_args(["serve", *argv])).observability
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    for name in (PROTOCOL, "OTEL_SERVICE_NAME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_everything_is_off_by_default():
+    assert settings() == ObservabilitySettings()
+
+
+def test_every_option_arrives(monkeypatch):
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert settings(
+        f"--otlp-traces-endpoint={URL}",
+        "--collect-detailed-traces=model",
+        "--max-log-len=2k",
+        "--profile-dir=~/profiles",
+    ) == ObservabilitySettings(
+        otlp_traces_endpoint=URL,
+        service_name="mine",
+        detailed_traces=frozenset({"host_copies"}),
+        max_log_len=2000,
+        profile_dir="/home/me/profiles",
+    )
+
+
+@pytest.mark.parametrize("text", ["all", "model,worker", "worker,model,all"])
+def test_all_details(text):
+    got = settings(f"--otlp-traces-endpoint={URL}", f"--collect-detailed-traces={text}")
+    assert got.detailed_traces == {"host_copies", "detokenize"}
+
+
+@pytest.mark.parametrize("text", ["", "gpu", "model,", "all,gpu"])
+def test_unknown_modules_are_refused(text, capsys):
+    with pytest.raises(SystemExit):
+        settings(f"--otlp-traces-endpoint={URL}", f"--collect-detailed-traces={text}")
+    assert "known are model, worker and all" in capsys.readouterr().err
+
+
+def test_details_of_no_traces_are_refused():
+    with pytest.raises(ValueError, match="detailed_traces needs otlp_traces_endpoint"):
+        settings("--collect-detailed-traces=all")
+
+
+def test_other_protocols_are_refused_only_where_there_are_traces(monkeypatch):
+    monkeypatch.setenv(PROTOCOL, "grpc")
+    assert settings().otlp_traces_endpoint is None
+    with pytest.raises(ValueError, match=f"{PROTOCOL}=grpc: traces are sent by http/protobuf only"):
+        settings(f"--otlp-traces-endpoint={URL}")
+    monkeypatch.setenv(PROTOCOL, "http/protobuf")
+    assert settings(f"--otlp-traces-endpoint={URL}").otlp_traces_endpoint == URL
