@@ -5,6 +5,7 @@ first shown a file that breaks it.
 """
 
 import ast
+import functools
 import pathlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -223,6 +224,7 @@ BREAKS: list[tuple[Rule, str, str]] = [
 RULES = list(dict.fromkeys(rule for rule, _, _ in BREAKS))
 
 
+@functools.cache
 def checkout() -> list[Source]:
     """Every Python file of the floors, the tests and the benchmarks; links are not followed."""
     folders = [*FLOORS, "tests", "benchmarks", "notebooks"]
