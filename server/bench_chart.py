@@ -133,10 +133,12 @@ def steps(points: Points) -> list[tuple[float, float]]:
 
 
 def distribution(values: Sequence[float]) -> list[tuple[float, float]]:
-    """Return which share of the values, in percent, is at most x."""
-    ordered = np.sort(np.asarray(values, np.float64))
-    shares = 100 * np.arange(1, len(ordered) + 1) / max(1, len(ordered))
-    return list(zip(ordered.tolist(), shares.tolist(), strict=True))
+    """Return which share of the values, in percent, is at most x, from 0 at the least."""
+    ordered = np.sort(np.asarray(values, np.float64)).tolist()
+    if not ordered:
+        return []
+    shares = (100 * np.arange(1, len(ordered) + 1) / len(ordered)).tolist()
+    return [(ordered[0], 0.0), *zip(ordered, shares, strict=True)]
 
 
 def _draw(series: Series, index: int, axes: _Axes, chart: Chart) -> list[str]:

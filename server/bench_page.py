@@ -148,4 +148,6 @@ def _under_way(done: Sequence[Timeline], start: float) -> list[tuple[float, floa
 def _number(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:,.2f}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.2f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -9,6 +9,7 @@ from paged.server.bench_chart import Chart, Series
 type Point = Mapping[str, Any]
 """`values` by name, as they were written; then the figures of a run, or an `error`."""
 
+NOTE = "note"
 _LOG_FROM = 8  # greatest value over least
 
 
@@ -51,11 +52,17 @@ def best_goodput(points: Sequence[Point]) -> Point | None:
     return max(known, key=lambda point: float(point["request_goodput"])) if known else None
 
 
-def row(point: Point, *, is_knee: bool) -> dict[str, str]:
-    """Return the cells of a point by their headings."""
+def table(points: Sequence[Point], found: Sequence[Point]) -> list[dict[str, str]]:
+    """Return the cells of all points by their headings, the note last; `found` are the knees."""
+    rows = [_row(point, is_knee=point in found) for point in points]
+    columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name != NOTE]
+    return [{name: row.get(name, "") for name in (*columns, NOTE)} for row in rows]
+
+
+def _row(point: Point, *, is_knee: bool) -> dict[str, str]:
     cells = dict(point["values"])
     if "error" in point:
-        return cells | {"": point["error"]}
+        return cells | {NOTE: point["error"]}
     cells |= {
         "req/s": f"{point['request_throughput']:.2f}",
         "out tok/s": f"{point['output_throughput']:.1f}",
@@ -70,7 +77,7 @@ def row(point: Point, *, is_knee: bool) -> dict[str, str]:
         cells["cached %"] = (
             f"{100 * point['total_cached_tokens'] / point['total_input_tokens']:.1f}"
         )
-    return cells | {"failed": str(point["failed"]), "": "knee" if is_knee else ""}
+    return cells | {"failed": str(point["failed"]), NOTE: "knee" if is_knee else ""}
 
 
 def charts(points: Sequence[Point], axis: str, knee: Point | None) -> list[Chart]:

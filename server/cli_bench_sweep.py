@@ -11,7 +11,7 @@ from paged.server.bench_page import render
 from paged.server.bench_report import check_writable, versions, write_json, write_text
 from paged.server.bench_server import started_server
 from paged.server.bench_serving import lines_of, measure, result_of
-from paged.server.bench_sweep import Point, best_goodput, charts, combinations, knees, row
+from paged.server.bench_sweep import Point, best_goodput, charts, combinations, knees, table
 from paged.server.cli_bench_options import DEFAULT_BASE_URL, add_serve_options
 from paged.server.cli_bench_serve import print_failures
 from paged.server.cli_errors import UserError
@@ -99,7 +99,10 @@ def _server(args: argparse.Namespace, values: Mapping[str, str]) -> Any:
 
 def _point(args: argparse.Namespace, values: Mapping[str, str]) -> tuple[Point, bool]:
     """Return what was measured, and whether nobody interrupted it."""
-    measurement = measure(args)
+    try:
+        measurement = measure(args)
+    except UserError as error:  # the points before it shall not be lost
+        return {"values": values, "error": str(error)}, True
     if not measurement.done:
         first = next(iter(measurement.errors), "interrupted")
         return {"values": values, "error": " ".join(first.split())}, measurement.complete
@@ -112,7 +115,7 @@ def _report(args: argparse.Namespace, points: list[Point]) -> None:
         raise UserError(f"no request succeeded at any point: {points[0]['error']}")
     axis = args.vary[0][0] if args.vary else _OF_SERVER + args.vary_server[0][0]
     found = knees(points, axis)
-    rows = [row(point, is_knee=point in found) for point in points]
+    rows = table(points, found)
     print(aligned(rows))
     best = best_goodput(points)
     if best is not None:
@@ -133,14 +136,12 @@ def _report(args: argparse.Namespace, points: list[Point]) -> None:
     write_json(args.json, result)
     good = next(point for point in points if "error" not in point)
     knee = found[0] if len(found) == 1 else None
-    columns = list(dict.fromkeys(name for cells in rows for name in cells))
-    table = ("Points", columns, [[cells.get(name, "") for name in columns] for cells in rows])
     write_text(
         args.html,
         lambda: render(
             f"{good['model_id']}: {', '.join(name for name in points[0]['values'])}",
             {} if knee is None else {"Knee": str(knee["values"][axis]), **lines_of(dict(knee))},
-            [table],
+            [("Points", list(rows[0]), [list(cells.values()) for cells in rows])],
             charts(points, axis, knee),
             result | {"settings": result["settings"] | {"load": good["settings"]}},
         ),

@@ -1,6 +1,6 @@
 """Serves a `FakeEngine` as `paged serve`.
 
-python -m tests.server.serve_fake TIMEOUT ANSWER [PORT]
+python -m tests.server.serve_fake TIMEOUT ANSWER [PORT [STEP_SECONDS]]
 """
 
 import asyncio
@@ -13,7 +13,8 @@ from tests.server.fake_engine import FakeEngine
 
 
 async def start() -> FakeEngine:
-    return FakeEngine(answer=sys.argv[2], max_model_len=100_000, step_seconds=0.01)
+    step_seconds = float(sys.argv[4]) if len(sys.argv) > 4 else 0.01
+    return FakeEngine(answer=sys.argv[2], max_model_len=100_000, step_seconds=step_seconds)
 
 
 if __name__ == "__main__":

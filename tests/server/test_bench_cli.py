@@ -71,6 +71,13 @@ def test_engine_options_are_those_of_the_other_commands(benchmark):
         (["serve", "--extra-body", "[]"], "'[]' is no JSON object; write"),
         (["serve", "--extra-body", "{"], "'{' is no JSON object; write"),
         (["serve", "--endpoint", "/v2"], "invalid choice: '/v2'"),
+        (["serve", "--goodput", "itl:5"], "'itl:5' bounds none of ttft, tpot, e2el; write ttft:500"),
+        (["serve", "--goodput", "ttft:0"], "'0' must be above 0"),
+        (["serve", "--metadata", "x"], "'x' is no KEY=VALUE"),
+        (["serve", "--multi-turn-think-time", "-1"], "'-1' must be at least 0"),
+        (["throughput", "--dataset-name", "multi_turn"], "invalid choice: 'multi_turn'"),
+        (["sweep", "--vary", "seed"], "'seed' is no NAME=VALUE,VALUE; write request-rate=1,2"),
+        (["sweep", "--vary", "seed=1,1"], "'seed=1,1' has a value twice"),
         ([], "the following arguments are required: BENCHMARK"),
     ],
 )

@@ -1,18 +1,20 @@
 """`paged bench serve` against the fake engine's server, and against servers that misbehave."""
 
 import asyncio
+import collections
 import json
 import re
 import signal
 import subprocess
 import sys
+from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 from aiohttp import web
 
-from paged.server import cli_bench_serve
 from paged.server.bench_load import arrival_times
+from paged.server.bench_serving import Measurement
 from paged.server.bench_timeline import METRICS, Timeline
 from paged.server.cli import main
 from tests.server.process import ROOT, ServerProcess, fake_server
@@ -294,13 +296,9 @@ def test_interruption_prints_what_there_is(server, tmp_path):
     assert b"Traceback" not in err
 
 
-def test_interruption_before_the_first_end_prints_nothing(monkeypatch, capsys):
-    async def measure(_args):
-        return [Timeline(num_prompt_tokens=1)], 1.0, False
-
-    monkeypatch.setattr(cli_bench_serve, "_measure", measure)
-    assert main(["bench", "serve"]) == 130
-    assert capsys.readouterr().out == ""
+def test_interruption_before_the_first_end_is_one():
+    with pytest.raises(KeyboardInterrupt):
+        Measurement([Timeline(num_prompt_tokens=1)], 1.0, complete=False).check()
 
 
 def test_answer_that_ends_with_a_reason_needs_no_further_mark():
@@ -333,3 +331,118 @@ def test_gaps_are_even_at_infinite_burstiness_and_none_at_an_infinite_rate():
     rng = np.random.default_rng(0)
     assert arrival_times(rng, 4, 2.0, float("inf")).tolist() == [0.5, 1.0, 1.5, 2.0]
     assert arrival_times(rng, 3, float("inf"), 1.0).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_next_turn_of_a_chat_is_sent_with_the_answers_before_it():
+    last = {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 2}}
+    role = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
+    thought = {"choices": [{"delta": {"reasoning": "hm"}}]}
+
+    def answer(number: int) -> web.Response:
+        pieces = [{"choices": [{"delta": {"content": piece}}]} for piece in (f"{number}", "!")]
+        return stream(role, thought, *pieces, last)
+
+    options = ["--endpoint=/v1/chat/completions", "--dataset-name=multi_turn", "--num-prompts=3"]
+    status, seen = scripted(answer, *options, "--multi-turn-num-turns=3")
+    assert status == 0
+    first, second, third = (body["messages"] for body in seen)
+    assert [message["role"] for message in first] == ["system", "user"]
+    assert second[:3] == [*first, {"role": "assistant", "content": "1!"}]
+    assert third[:5] == [*second, {"role": "assistant", "content": "2!"}]
+    assert [len(messages) for messages in (first, second, third)] == [2, 4, 6]
+
+
+def test_turns_after_one_that_failed_fail_unsent(tmp_path):
+    def answer(number: int) -> web.Response:
+        return stream(text("a")) if number == 1 else web.Response(status=500, text="no")
+
+    file = tmp_path / "result.json"
+    options = ["--endpoint=/v1/chat/completions", "--dataset-name=multi_turn", "--num-prompts=4"]
+    options += ["--multi-turn-num-turns=4", "--save-detailed", f"--json={file}"]
+    status, seen = scripted(answer, *options)
+    assert (status, len(seen)) == (0, 2)
+    result = json.loads(file.read_text())
+    assert (result["completed"], result["failed"], result["error_rate"]) == (1, 3, 0.75)
+    unsent = "not sent: the turn before it failed"
+    assert result["errors"] == ["", "status 500: no", unsent, unsent]
+
+
+def test_cached_tokens_are_those_that_the_server_reports(tmp_path):
+    def answer(number: int) -> web.Response:
+        details = {"prompt_tokens_details": {"cached_tokens": 3}} if number == 2 else {}
+        usage = {"prompt_tokens": 10, "completion_tokens": 1, **details}
+        return stream(text("a"), {"choices": [], "usage": usage})
+
+    file = tmp_path / "result.json"
+    options = ["--num-prompts=2", "--max-concurrency=1", f"--json={file}"]
+    assert scripted(answer, *options, "--save-detailed")[0] == 0
+    result = json.loads(file.read_text())
+    assert (result["total_cached_tokens"], result["cached_lens"]) == (3, [None, 3])
+    assert scripted(lambda _: stream(text("a")), *options)[0] == 0
+    assert json.loads(file.read_text())["total_cached_tokens"] is None
+
+
+def test_goodput_counts_what_is_fast_enough(server, tmp_path, capsys):
+    file = tmp_path / "result.json"
+    # Eight tokens, 10 ms each: 80 ms in all, and some.
+    options = ["--num-prompts=4", "--ignore-eos", "--max-concurrency=1", f"--json={file}"]
+    for objectives, good in ((["ttft:9000", "e2el:9000"], 4), (["ttft:9000", "e2el:70"], 0)):
+        assert bench(server.url, *options, "--goodput", *objectives) == 0
+        result = json.loads(file.read_text())
+        assert result["good_completed"] == good
+        assert result["request_goodput"] == pytest.approx(good / result["duration"])
+        assert "Request goodput (req/s):" in capsys.readouterr().out
+
+
+def test_detailed_record_agrees_with_the_figures(server, tmp_path):
+    file = tmp_path / "result.json"
+    options = ["--num-prompts=5", "--ignore-eos", "--save-detailed", f"--json={file}"]
+    assert bench(server.url, *options, "--metadata", "commit=abc", "note=x=y") == 0
+    result = json.loads(file.read_text())
+    assert (result["commit"], result["note"]) == ("abc", "x=y")
+    assert np.mean(result["ttfts"]) * 1e3 == pytest.approx(result["mean_ttft_ms"])
+    assert np.percentile(np.concatenate(result["itls"]), 95) * 1e3 == pytest.approx(result["p95_itl_ms"])
+    assert np.median(result["latencies"]) * 1e3 == pytest.approx(result["median_e2el_ms"])
+    assert sum(result["output_lens"]) == result["total_output_tokens"]
+    assert min(result["start_times"]) == 0
+    assert result["settings"]["dataset_name"] == "random"
+
+
+def test_page_needs_nothing_else_and_escapes_what_it_shows(tmp_path):
+    file = tmp_path / "page.html"
+    name = "<script>alert(1)</script>"
+    options = ["--num-prompts=3", f"--model={name}", f"--html={file}"]
+    assert scripted(lambda _: stream(text("a"), text("b")), *options, models=(name,))[0] == 0
+    page = file.read_text()
+    tree = PageParser(page)
+    assert tree.tags["svg"] == 6
+    assert not {"script", "link", "img", "iframe"} & set(tree.tags)
+    assert not re.search(r"""(src|href|url\()\s*=?\s*["']?http""", page)
+    assert any("Time to first token (TTFT)" in each for each in tree.texts)
+    assert any(name in each for each in tree.texts)
+
+
+class PageParser(HTMLParser):
+    """Counts the tags of a page and keeps its texts; every tag must be closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags = collections.Counter()
+        self.texts = []
+        self.open = []
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags[tag] += 1
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags[tag] += 1
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
