@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -13,9 +12,6 @@ from paged.int4_product import int4_product, widen_int4
 from paged.int8_product import int8_group_product, widen_int8
 from paged.models.quantized.form import as_matrix
 from paged.native.linear import PackedWeight, in_order_of_words
-
-# Parts of a group's range that codes may reach: smaller steps, for a few weights that are cut.
-_RANGES = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,53 +31,27 @@ class GroupedForm:
     is_permuted: bool = False
 
     def quantize(self, weight: Array, num_output_axes: int) -> dict[str, Array]:
-        """Return the parameters of a weight, rounded to nearest.
-
-        Of the ranges in `_RANGES` each group gets the one with the least sum of squared errors.
-        """
+        """Return the parameters of a weight, rounded to nearest."""
         matrix = as_matrix(weight, num_output_axes).astype(jnp.float32)
         num_outputs, num_inputs = matrix.shape
         grouped = matrix.reshape(num_outputs, -1, self.group_size or num_inputs)
-        scales, zeros = self._scales_and_zeros(grouped, 1.0)
-
-        def better(best: tuple[Array, ...], part: Array) -> tuple[tuple[Array, ...], None]:
-            found = self._scales_and_zeros(grouped, part)
-            error = self._error(grouped, *found)
-            is_better = error < best[-1]
-            new = (*found, error)
-            return tuple(jnp.where(is_better, a, b) for a, b in zip(new, best, strict=True)), None
-
-        start = scales, zeros, self._error(grouped, scales, zeros)
-        (scales, zeros, _), _ = jax.lax.scan(better, start, jnp.asarray(_RANGES, jnp.float32))
-        codes = self._codes(grouped, scales, zeros).astype(jnp.uint8)
+        largest, middle = 2**self.bits - 1, 2 ** (self.bits - 1)
+        if self.has_zeros:
+            # Zero has a code of its own, so that padding stays zero.
+            least = jnp.minimum(grouped.min(axis=2), 0)
+            scales = (jnp.maximum(grouped.max(axis=2), 0) - least) / largest
+            zeros = jnp.round(-least / jnp.where(scales == 0, 1, scales))
+        else:
+            scales = jnp.abs(grouped).max(axis=2) / (middle - 0.5)
+            zeros = jnp.full_like(scales, middle)
+        codes = jnp.round(grouped / jnp.where(scales == 0, 1, scales)[..., None]) + zeros[..., None]
+        codes = jnp.clip(codes, 0, largest).astype(jnp.uint8)
         parts = {"values": self._join(codes), "scales": scales.T}
         if self.has_zeros:
             parts["zeros"] = zeros.astype(jnp.uint8).T
         if self.is_permuted:
             parts["order"] = jnp.arange(num_inputs, dtype=jnp.int32)
         return parts
-
-    def _scales_and_zeros(self, grouped: Array, part: Array | float) -> tuple[Array, Array]:
-        """Return those that let codes reach so much of each group's range, `[outputs, groups]`."""
-        middle = 2 ** (self.bits - 1)
-        if not self.has_zeros:
-            scales = jnp.abs(grouped).max(axis=2) * part / (middle - 0.5)
-            return scales, jnp.full_like(scales, middle)
-        # Zero has a code of its own, so that padding stays zero.
-        least = jnp.minimum(grouped.min(axis=2), 0) * part
-        scales = (jnp.maximum(grouped.max(axis=2), 0) * part - least) / (2**self.bits - 1)
-        return scales, jnp.round(-least / jnp.where(scales == 0, 1, scales))
-
-    def _codes(self, grouped: Array, scales: Array, zeros: Array) -> Array:
-        """Return codes as floats."""
-        steps = jnp.round(grouped / jnp.where(scales == 0, 1, scales)[..., None])
-        return jnp.clip(steps + zeros[..., None], 0, 2**self.bits - 1)
-
-    def _error(self, grouped: Array, scales: Array, zeros: Array) -> Array:
-        """Return the sum of squared errors of each group."""
-        codes = self._codes(grouped, scales, zeros)
-        stored = (codes - zeros[..., None]) * scales[..., None]
-        return jnp.square(stored - grouped).sum(axis=2)
 
     def stored(self, codes: np.ndarray) -> np.ndarray:
         """Return `values` for codes uint8 `[num_outputs, num_inputs]`, inputs in order."""
