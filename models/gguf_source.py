@@ -16,6 +16,7 @@ from paged.models.errors import CheckpointError
 from paged.models.gguf_config import ROPE_FACTORS, gguf_family, gguf_hf_config
 from paged.models.gguf_families import GGUFFamily
 from paged.models.gguf_file import GGUFFile, GGUFTensor
+from paged.models.host_memory import drop_pages, empty_array
 
 # Values dequantised at once: bounds the float32 copy to 16 MB.
 _SLICE_VALUES = 1 << 22
@@ -128,7 +129,7 @@ def _dequantize(rows: np.ndarray, tensor: GGUFTensor, offset: int) -> np.ndarray
         stored: np.ndarray = rows.view(ml_dtypes.bfloat16)
         return stored.reshape(tensor.shape)
     row_values = tensor.shape[-1]
-    out = np.empty((rows.shape[0], row_values), ml_dtypes.bfloat16)
+    out = empty_array((rows.shape[0], row_values), np.dtype(ml_dtypes.bfloat16))
     step = max(1, _SLICE_VALUES // row_values)
     for start in range(0, len(out), step):
         part = rows[start : start + step]
@@ -136,4 +137,5 @@ def _dequantize(rows: np.ndarray, tensor: GGUFTensor, offset: int) -> np.ndarray
         values = gguf.dequantize(part.reshape(len(part) // joined, -1), tensor.kind)
         values = values.reshape(len(part), row_values)
         out[start : start + step] = values + offset if offset else values
+        drop_pages(part)
     return out.reshape(tensor.shape)

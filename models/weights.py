@@ -21,6 +21,7 @@ from tqdm import tqdm
 from paged.models.config import DTYPES, ModelConfig
 from paged.models.errors import CheckpointError
 from paged.models.forward import abstract_model, model_in_full
+from paged.models.host_memory import drop_pages, empty_array
 from paged.models.json_file import read_json
 from paged.models.quantization import QuantizedLayer, quantized_layers
 from paged.models.quantized.form import WeightForm
@@ -63,6 +64,7 @@ class SafetensorsSource:
 
     def __init__(self, directory: str | Path) -> None:
         self._entries: dict[str, _Entry] = {}
+        self._last: _Entry | None = None
         for path in _safetensors_files(Path(directory)):
             self._entries |= _read_header(path)
 
@@ -77,6 +79,8 @@ class SafetensorsSource:
     def read(self, name: str) -> np.ndarray:
         """Return a read-only view of one tensor; bytes are read from the file when touched.
 
+        Pages of the tensor before are dropped: it has been read, or is read from the file again.
+
         Raises:
           CheckpointError: if its element type is none that checkpoints are read in.
         """
@@ -87,12 +91,16 @@ class SafetensorsSource:
                 f"tensor {name} in {entry.path} has element type {entry.dtype}; only "
                 f"{', '.join(_SAFETENSORS_DTYPES)} can be read. Use another checkpoint."
             )
+        if self._last is not None and self._last is not entry:
+            drop_pages(self._last.data)
+        self._last = entry
         values: np.ndarray = entry.data.view(dtype)
         return values.reshape(entry.shape)
 
     def close(self) -> None:
         """Let go of the files; views that `read` returned keep theirs mapped."""
         self._entries.clear()
+        self._last = None
 
 
 def resolve_dtype(requested: str, config: ModelConfig) -> str:
@@ -252,8 +260,11 @@ def _to_device(values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Shard
         part = values[index]
         # On a CPU, JAX may keep a NumPy buffer instead of copying it. Weights must not be views of
         # a file: it could be replaced under them.
-        is_private = part.flags.writeable and part.dtype == dtype
-        return part if is_private else np.array(part, dtype)
+        if part.flags.writeable and part.dtype == dtype:
+            return part
+        private = empty_array(part.shape, dtype)
+        np.copyto(private, part, casting="unsafe")
+        return private
 
     array = jax.make_array_from_callback(values.shape, sharding, device_slice)
     # Waited for, or the buffers of many tensors would be in flight at once.

@@ -51,8 +51,8 @@ for source in (tiny / "llama", tiny / "tokenizer"):
 # ## Structure and parameters
 #
 # `graphdef` is static: functions that are jitted close over it. `params` is a pytree: `jax.grad`
-# differentiates by it, optimisers update it. The engine gets float32, as the training step has it; a
-# loop that trains in float32 and samples in bfloat16 casts before it pushes.
+# differentiates by it, optimisers update it. The engine gets float32, as the training step has it;
+# a loop that trains in float32 and samples in bfloat16 casts before it pushes.
 
 # %%
 graphdef, params, config = paged.models.load(folder, dtype="float32", progress=False)
@@ -164,8 +164,8 @@ figures.plt.show()
 # %% [markdown]
 # ## What forgetting an update would cost
 #
-# The same comparison with the weights of the round before: what an engine that was not updated would
-# have sampled from.
+# The same comparison with the weights of the round before: what an engine that was not updated
+# would have sampled from.
 
 # %%
 figure, axes = figures.new_figure(size=(7, 3))

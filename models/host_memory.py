@@ -1,0 +1,39 @@
+"""`empty_array` and `drop_pages`: host memory of tensors on their way to the device."""
+
+import math
+import mmap
+
+import numpy as np
+
+from paged.native.huge_pages import allocate
+
+# Two large pages: below, what a last page wastes would be much.
+_MIN_MAPPED_BYTES = 4 << 20
+
+
+def empty_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return memory for an array, which the CPU backend keeps instead of copying it.
+
+    JAX keeps what begins on 64 bytes, and NumPy's large arrays do not. The system has it back as
+    soon as the array is deleted, as it does not from a heap.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if num_bytes < _MIN_MAPPED_BYTES:
+        return np.empty(shape, dtype)
+    return allocate(num_bytes).view(dtype).reshape(shape)
+
+
+def drop_pages(view: np.ndarray) -> None:
+    """Let go of the pages of a mapped file behind a view; whoever reads it again has them again.
+
+    They count as memory of this process until then. Nothing happens if the view is not read-only
+    or of no mapped file.
+    """
+    owner: object = view
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if view.flags.writeable or not isinstance(owner, mmap.mmap) or not view.nbytes:
+        return
+    start = view.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
+    first_page = start - start % mmap.PAGESIZE
+    owner.madvise(mmap.MADV_DONTNEED, first_page, start + view.nbytes - first_page)
