@@ -60,4 +60,7 @@ def round_to_int8(x: Array, sum_axis: str | None = None) -> tuple[Array, Array]:
 
 def _row_maxima(x: Array, sum_axis: str | None) -> Array:
     maxima = jnp.abs(x).max(axis=1, keepdims=True)
-    return maxima if sum_axis is None else jax.lax.pmax(maxima, sum_axis)
+    if sum_axis is None:
+        return maxima
+    largest: Array = jax.lax.pmax(maxima, sum_axis)  # type: ignore[no-untyped-call]
+    return largest
