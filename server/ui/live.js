@@ -121,11 +121,12 @@ function requestRow(request) {
   const progress = isPrefill
     ? `${request.computed} of ${request.prompt}`
     : `${request.prompt} + ${output}`;
-  const notes = [progress, `${request.blocks} blocks`];
+  const notes = [progress];
   if (request.cached) notes.push(`${request.cached} cached`);
   if (request.preemptions) notes.push(`preempted ${request.preemptions}×`);
   const row = document.createElement("li");
   row.dataset.state = state;
+  row.title = `Limit ${request.limit} tokens, ${request.blocks} KV blocks`;
   const bar = document.createElement("span");
   bar.className = "progress";
   bar.append(

@@ -114,7 +114,9 @@ class Page:
 
     def complaints(self) -> list[str]:
         """Return errors of the page itself: of scripts, and of its security policy."""
-        found = [entry["message"] for entry in self.driver.get_log("browser")]
+        log = self.driver.get_log("browser")
+        found = [entry["message"] for entry in log if entry["level"] == "SEVERE"]
+        # The server's errors are answers like others.
         return [message for message in found if "Failed to load resource" not in message]
 
 
