@@ -29,7 +29,11 @@ COUNTERS = [
     "generation_tokens",
     "request_success",
 ]
-OWN_COUNTERS = ["external_prefix_cache_hits_by_medium", "preemption_discarded_tokens"]
+OWN_COUNTERS = [
+    "prefix_cache_evicted_queries",
+    "external_prefix_cache_hits_by_medium",
+    "preemption_discarded_tokens",
+]
 GAUGES = ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"]
 TTFT = "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560"
 TOKEN = "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80"

@@ -290,6 +290,22 @@ def test_aborted_requests():
     assert load.histogram("request_decode_time_seconds") == (2, 0.25)
 
 
+def test_prefix_that_was_evicted_before_it_is_asked_for_again():
+    # b needs all four blocks, and takes a's two full ones.
+    load = Workload(num_blocks=5, max_model_len=16)
+    for name, prompt in (("a", TEN_TOKENS[:9]), ("b", list(range(80, 93))), ("c", TEN_TOKENS[:9])):
+        load.add(name, prompt, 1)
+        load.run()
+    check(
+        load.values(),
+        {
+            "prefix_cache_queries_total": 31,
+            "prefix_cache_hits_total": 0,
+            "paged:prefix_cache_evicted_queries_total": 8,
+        },
+    )
+
+
 def test_prefix_that_comes_back_from_host_memory():
     # b needs all four blocks; a's two full ones go to the host, and come back for c.
     tiers = WaitableTiers(capacity=8, delays=[0], losses=[0], largest_load=8)
