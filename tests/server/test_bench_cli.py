@@ -71,7 +71,10 @@ def test_engine_options_are_those_of_the_other_commands(benchmark):
         (["serve", "--extra-body", "[]"], "'[]' is no JSON object; write"),
         (["serve", "--extra-body", "{"], "'{' is no JSON object; write"),
         (["serve", "--endpoint", "/v2"], "invalid choice: '/v2'"),
-        (["serve", "--goodput", "itl:5"], "'itl:5' bounds none of ttft, tpot, e2el; write ttft"),
+        (
+            ["serve", "--goodput", "itl:5"],
+            "'itl:5' bounds none of ttft, tpot, e2el; write ttft:500",
+        ),
         (["serve", "--goodput", "ttft:0"], "'0' must be above 0"),
         (["serve", "--metadata", "x"], "'x' is no KEY=VALUE"),
         (["serve", "--multi-turn-think-time", "-1"], "'-1' must be at least 0"),
