@@ -251,7 +251,7 @@ class _KvHeads:
         return by_head.reshape(*before, -1, *after)
 
     def _axis(self, leaf: Any) -> int | None:
-        axes = leaf.get_metadata("out_sharding")
+        axes: tuple[str | None, ...] = leaf.get_metadata("out_sharding")
         return axes.index("kv_heads") if "kv_heads" in axes else None
 
 

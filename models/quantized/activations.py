@@ -60,7 +60,6 @@ def round_to_int8(x: Array, sum_axis: str | None = None) -> tuple[Array, Array]:
 
 def _row_maxima(x: Array, sum_axis: str | None) -> Array:
     maxima = jnp.abs(x).max(axis=1, keepdims=True)
-    if sum_axis is None:
-        return maxima
-    largest: Array = jax.lax.pmax(maxima, sum_axis)  # type: ignore[no-untyped-call]
-    return largest
+    if sum_axis is not None:
+        maxima = jax.lax.pmax(maxima, sum_axis)  # type: ignore[no-untyped-call]
+    return maxima
