@@ -18,6 +18,7 @@ import pytest
 
 from paged.models.demo import fetch_demo_model
 from paged.native.library import load_library
+from paged.scheduler.config import DEFAULT_NATIVE_CACHE_DIR
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -69,18 +70,15 @@ def demo_model_path() -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def folder_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A temporary folder that all worker processes of a test run (`-n`) share."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+def native() -> None:
+    """The native CPU kernels, loaded; built if nobody has, as it takes a minute.
 
-
-@pytest.fixture(scope="session")
-def native(folder_of_the_run: pathlib.Path) -> None:
-    """The native CPU kernels, built once in a folder of the test run and loaded."""
+    Their folder is that of engines and commands: its names are digests of all that goes into them,
+    and processes that want them at once wait for the first.
+    """
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("missing tool: g++")
-    assert load_library(folder_of_the_run / "native") is None
+    assert load_library(DEFAULT_NATIVE_CACHE_DIR) is None
 
 
 def _fail_if_tool_is_missing(report: pytest.TestReport | pytest.CollectReport) -> None:
