@@ -33,6 +33,7 @@ FOLDERS = {
     "paged.native": "paged/native",
     "paged.scheduler": "scheduler",
     "paged.scheduler.eviction": "scheduler/eviction",
+    "paged.scheduler.planning": "scheduler/planning",
     "paged.scheduler.simulator": "scheduler/simulator",
     "paged.scheduler.structured": "scheduler/structured",
     "paged.scheduler.tiers": "scheduler/tiers",
@@ -70,7 +71,8 @@ def sources() -> list[str]:
 def data() -> list[str]:
     """What the packages hold beside Python: C++ files, GPUs, a page, as paths from the root."""
     folders = [ROOT / "paged/native/cpp", ROOT / "paged/gpu/targets", ROOT / "server/ui"]
-    return [str(path.relative_to(ROOT)) for folder in folders for path in folder.iterdir()]
+    paths = [path for folder in folders for path in folder.iterdir()]
+    return [str(path.relative_to(ROOT)) for path in (*paths, *(ROOT / "server").glob("*.html"))]
 
 
 def installed(source: str) -> str:
