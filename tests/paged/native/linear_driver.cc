@@ -133,7 +133,8 @@ bool check_norm(Pool& pool, int level, int64_t m, int64_t size) {
   const std::vector<T> x = fill<T>(random, m * size), weight = fill<T>(random, size);
   std::vector<T> y(m * size);
   const float epsilon = 0.5f;
-  paged::run_norm(pool, {x.data(), weight.data(), y.data(), m, size, epsilon, sizeof(T) == 2},
+  constexpr bool kIsBf16 = sizeof(T) == 2;
+  paged::run_norm(pool, {x.data(), weight.data(), y.data(), m, size, epsilon, kIsBf16, kIsBf16},
                   *paged::linear_kernels(level));
   for (int64_t row = 0; row < m; ++row) {
     double squares = 0;
