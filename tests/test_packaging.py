@@ -28,6 +28,7 @@ FOLDERS = {
     "paged": "paged",
     "paged.gpu": "paged/gpu",
     "paged.models": "models",
+    "paged.models.quantized": "models/quantized",
     "paged.mosaic": "paged/mosaic",
     "paged.native": "paged/native",
     "paged.scheduler": "scheduler",
