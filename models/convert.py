@@ -21,7 +21,7 @@ def convert_checkpoint(
     quantization: str | None = None,
     progress: bool = True,
 ) -> None:
-    """Write a checkpoint into a folder that the engine starts from faster.
+    """Write a checkpoint into a folder from which parameters are restored as they are.
 
     The folder has the parameters as the engine keeps them, and the config, the tokenizer, the chat
     template and the defaults for generation in the files of a Hugging Face directory. An

@@ -22,6 +22,7 @@
 # that lie in the lower half of the vocabulary, which is a coin toss before training.
 
 # %%
+import dataclasses
 import pathlib
 import shutil
 import tempfile
@@ -98,8 +99,8 @@ sampling = SamplingParams(
 
 def sample(seed):
     """Token ids and the engine's own log probabilities, `[num_samples, num_tokens]` each."""
-    sampling.seed = seed
-    (output,) = llm.generate(PROMPT, sampling, use_tqdm=False)
+    params = dataclasses.replace(sampling, seed=seed)
+    (output,) = llm.generate(PROMPT, params, use_tqdm=False)
     ids = np.array([sample.token_ids for sample in output.outputs])
     logprobs = [
         [next(iter(position.values())).logprob for position in sample.logprobs]

@@ -164,9 +164,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_engine_options(compile_command, log_level="info")
 
-    convert = _add_command(
-        commands, "convert", "write a checkpoint in the engine's own format, for a faster start"
-    )
+    convert = _add_command(commands, "convert", "write a checkpoint in the engine's own format")
     add_convert_options(convert)
     plan = commands.add_parser(
         "plan",

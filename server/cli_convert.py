@@ -1,4 +1,4 @@
-"""`paged convert`: a checkpoint in the engine's own format, which it starts from faster."""
+"""`paged convert`: a checkpoint in the engine's own format."""
 
 import argparse
 import sys

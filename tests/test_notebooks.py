@@ -241,8 +241,8 @@ def test_slowest_gaps_are_full_steps():
 
 def test_training_through_the_engine_finds_the_reward():
     first, last, compiled, differences, stale = values_of("06_reinforcement_learning").values()
-    assert 0.3 < first < 0.7
-    assert last > first + 0.25
+    assert 0.3 < first < 0.75
+    assert last > first + 0.2
     assert compiled == 0
     assert max(differences) < 1e-3 < min(stale)
 
