@@ -1,6 +1,8 @@
-"""`paged bench throughput` and `latency` on the tiny llama."""
+"""`paged bench throughput`, `latency` and `sweep` on the tiny llama."""
 
 import json
+import urllib.error
+import urllib.request
 
 import pytest
 
@@ -61,3 +63,29 @@ def test_model_that_does_not_exist_is_one_line(capsys):
         "paged: error: no/such/folder/x.gguf does not exist; pass a local directory, a GGUF file "
         "or a Hugging Face model id (organisation/name).",
     ]
+
+
+@pytest.mark.slow
+def test_servers_are_started_for_every_setting_and_stopped(tiny_model, tmp_path, capsys):
+    file = tmp_path / "sweep.json"
+    arguments = f"{tiny_model} --dtype float32 --max-model-len 64 --block-size 8"
+    arguments += f" --num-gpu-blocks-override 65 --compilation-cache-dir {tmp_path}"
+    options = ["--serve-args", arguments, "--vary-server", "max-num-seqs=1,4", "--num-prompts=4"]
+    options += ["--vary", "max-concurrency=1,4", f"--json={file}"]
+    options += [
+        "--vocab-size=250",
+        "--random-input-len=10",
+        "--random-output-len=4",
+        "--disable-tqdm",
+    ]
+    assert main(["bench", "sweep", *options, "--ignore-eos"]) == 0
+    points = json.loads(file.read_text())["points"]
+    assert [tuple(point["values"].values()) for point in points] == [
+        ("1", "1"), ("4", "1"), ("1", "4"), ("4", "4")
+    ]  # fmt: skip
+    assert {point["completed"] for point in points} == {4}
+    assert len({point["base_url"] for point in points}) == 2
+    for point in points:
+        with pytest.raises(urllib.error.URLError):
+            urllib.request.urlopen(point["base_url"], timeout=5)
+    assert capsys.readouterr().err.count("Starting paged serve --max-num-seqs=") == 2

@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import urllib.error
-import urllib.request
 
 import pytest
 
@@ -138,26 +136,6 @@ def test_server_that_is_too_slow_is_stopped():
         started_server("no/such.gguf", [], 0),
     ):
         pass
-
-
-@pytest.mark.slow
-def test_servers_are_started_for_every_setting_and_stopped(tiny_model, tmp_path, capsys):
-    file = tmp_path / "sweep.json"
-    arguments = f"{tiny_model} --dtype float32 --max-model-len 64 --block-size 8"
-    arguments += f" --num-gpu-blocks-override 65 --compilation-cache-dir {tmp_path}"
-    options = ["--serve-args", arguments, "--vary-server", "max-num-seqs=1,4", "--num-prompts=4"]
-    options += ["--vary", "max-concurrency=1,4", f"--json={file}"]
-    assert sweep(*options, "--ignore-eos") == 0
-    points = json.loads(file.read_text())["points"]
-    assert [tuple(point["values"].values()) for point in points] == [
-        ("1", "1"), ("4", "1"), ("1", "4"), ("4", "4")
-    ]  # fmt: skip
-    assert {point["completed"] for point in points} == {4}
-    assert len({point["base_url"] for point in points}) == 2
-    for point in points:
-        with pytest.raises(urllib.error.URLError):
-            urllib.request.urlopen(point["base_url"], timeout=5)
-    assert capsys.readouterr().err.count("Starting paged serve --max-num-seqs=") == 2
 
 
 def coordinates(svg: str) -> list[tuple[float, float]]:
