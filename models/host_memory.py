@@ -7,8 +7,8 @@ import numpy as np
 
 from paged.native.huge_pages import allocate
 
-# Two large pages: below, what a last page wastes would be much.
-_MIN_MAPPED_BYTES = 4 << 20
+# Below, what is on the heap and stays there for a while is little.
+_MIN_MAPPED_BYTES = 1 << 20
 
 
 def empty_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
