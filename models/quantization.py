@@ -64,6 +64,8 @@ def quantized_layers(model: DecoderLM, quantization: str | None) -> list[Quantiz
     Raises:
       UnsupportedModelError: if a weight cannot be stored as the checkpoint's config says.
     """
+    if quantization is None and model.config.quantization is None:
+        return []
     layers: list[tuple[tuple[Any, ...], Linear | ExpertLinear | Embed]] = [
         (path, module)
         for path, module in nnx.iter_modules(model)

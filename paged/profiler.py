@@ -1,6 +1,8 @@
 """`StepProfiler`: JAX's profiler around a number of steps."""
 
 import logging
+import shutil
+import tempfile
 import threading
 
 import jax
@@ -21,7 +23,7 @@ class StepProfiler:
     def __init__(self) -> None:
         self.is_running = False
         self._steps_left: int | None = None
-        self._directory = ""
+        self._directory = self._written = ""
         self._lock = threading.Lock()
 
     def start(self, directory: str, num_steps: int | None = None) -> None:
@@ -43,20 +45,28 @@ class StepProfiler:
             options = jax.profiler.ProfileOptions()
             # Hooks around every Python call would show a host that is several times slower.
             options.python_tracer_level = 0
-            jax.profiler.start_trace(directory, profiler_options=options)
+            # Written elsewhere first: JAX takes no other profile after one that it could not write.
+            self._written = tempfile.mkdtemp(prefix="paged-profile-")
+            jax.profiler.start_trace(self._written, profiler_options=options)
             self._directory, self._steps_left, self.is_running = directory, num_steps, True
         logger.info("Taking a profile of %s steps.", num_steps or "all")
 
     def stop(self) -> None:
         """Stop the trace and write it.
 
-        Raises: RuntimeError if none is being taken.
+        Raises:
+          RuntimeError: none is being taken.
+          OSError: it cannot be written; the next one can be taken nevertheless.
         """
         with self._lock:
             if not self.is_running:
                 raise RuntimeError("No profile is being taken; start one first.")
             self.is_running = False
-            jax.profiler.stop_trace()  # type: ignore[no-untyped-call]
+            try:
+                jax.profiler.stop_trace()  # type: ignore[no-untyped-call]
+                shutil.copytree(self._written, self._directory, dirs_exist_ok=True)
+            finally:
+                shutil.rmtree(self._written, ignore_errors=True)
         logger.info("Wrote a profile to %s.", self._directory)
 
     def on_step(self) -> None:

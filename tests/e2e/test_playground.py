@@ -145,7 +145,6 @@ def scripted(text: str, seconds: float, *, max_num_queued_reqs: int | None = Non
             ),
             max_model_len=2048,
             cache_info={},
-            startup_seconds={},
         )
         running = AsyncEngine(loaded)
         running.start()

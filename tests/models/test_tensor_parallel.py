@@ -249,7 +249,8 @@ def test_biases_of_split_experts_are_added_once(method: str):
     state["weight"] = jax.device_put(weight, rules.named_sharding(mesh, tuple(axes)))
     state["bias"] = jax.device_put(bias, rules.named_sharding(mesh, ("experts", "embed")))
     x = rng.standard_normal((5, 8), np.float32)
-    first = {"of_groups": lambda layer, x: layer.of_groups(x, jnp.asarray([5, 5], jnp.int32))}
+    ends = jnp.asarray([5, 5], jnp.int32)
+    first = {"of_groups": lambda layer, x: layer.of_groups(x, ends, "xla")}
     compute = first.get(method, lambda layer, x: layer.of_expert(jnp.int32(0), x))
 
     def product(state: nnx.State, x: Array) -> Array:

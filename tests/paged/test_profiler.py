@@ -39,6 +39,9 @@ def test_a_profile_that_cannot_be_written_does_not_end_the_engine(tmp_path, capl
         profiler.on_step()
     assert not profiler.is_running
     assert "could not be written" in caplog.text
+    profiler.start(str(tmp_path / "other"), num_steps=1)
+    profiler.on_step()
+    assert list(tmp_path.rglob("*.xplane.pb"))
 
 
 def test_no_steps_are_refused(tmp_path):

@@ -96,7 +96,6 @@ def serve(scenario):
             config=EngineConfig(max_model_len=128, max_num_seqs=8, max_num_batched_tokens=32),
             max_model_len=128,
             cache_info={},
-            startup_seconds={},
         )
         engine = AsyncEngine(loaded)
         engine.start()
