@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from paged.scheduler.config import EngineConfig
 from paged.scheduler.errors import EngineDeadError
 from paged.scheduler.loading import LoadedEngine
 from paged.scheduler.params import SamplingParams
+from paged.scheduler.request import Request
 from paged.scheduler.snapshot import MAX_REQUESTS, EngineSnapshot, block_cells
 from tests.scheduler.fakes import make_engine, spell
 
@@ -88,10 +90,16 @@ def test_running_requests_come_first_and_the_number_is_bounded():
     assert seen.requests[2].num_cached_tokens == 0
 
 
+def take_a_second(request: Request) -> int:
+    """Spell sixty letters, so slowly that whoever looks meanwhile sees the request."""
+    time.sleep(1 / 60)
+    return spell("y" * 60)(request)
+
+
 def serve(scenario):
     async def main():
         loaded = LoadedEngine(
-            engine=make_engine(spell("y" * 60)),
+            engine=make_engine(take_a_second),
             checkpoint=SimpleNamespace(name="fake"),
             config=EngineConfig(max_model_len=128, max_num_seqs=8, max_num_batched_tokens=32),
             max_model_len=128,
