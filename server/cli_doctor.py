@@ -22,6 +22,7 @@ from paged.server.prompt_difference import PromptDifference, compare_prompts
 _WIDTH = 96
 _DEFAULT_BLOCK_SIZE = 16
 _WAIT_SECONDS = 10.0
+_LOOK_SECONDS = 0.2
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,11 +51,13 @@ async def _examine(args: argparse.Namespace) -> list[Finding]:
             disable=not sys.stderr.isatty(),
             leave=False,
         ) as bar:
+            between = []
             while (left := started + args.seconds - clock()) > 0:
-                await asyncio.sleep(min(0.5, left))
+                await asyncio.sleep(min(_LOOK_SECONDS, left))
+                between.append(await _read(session, args.url))
                 bar.update(min(clock() - started, args.seconds) - bar.n)
         second = await _read(session, args.url)
-        return diagnose(first, second, clock() - started)
+        return diagnose(first, second, clock() - started, between)
 
 
 async def _compare(args: argparse.Namespace) -> PromptDifference:

@@ -5,7 +5,7 @@ the evidence.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,14 +88,18 @@ def parse_metrics(text: str) -> Reading:
     return Reading(values, config)
 
 
-def diagnose(first: Reading, second: Reading, seconds: float) -> list[Finding]:
+def diagnose(
+    first: Reading, second: Reading, seconds: float, between: Sequence[Reading] = ()
+) -> list[Finding]:
     """Return what two readings of one server show, the most pressing first.
 
     Args:
       first, second: the readings.
       seconds: between them.
+      between: more of them, for what comes and goes: a batch whose requests have just ended is not
+        full at that moment.
     """
-    change = _Change(first, second, seconds)
+    change = _Change(first, second, seconds, tuple(between))
     findings = [
         finding
         for check in (_kv_memory, _batch_limits, _rejections, _prefix_cache)
@@ -111,6 +115,7 @@ class _Change:
     first: Reading
     second: Reading
     seconds: float
+    between: tuple[Reading, ...] = ()
 
     def rise(self, name: str) -> float:
         # A server that was started anew counts from 0.
@@ -119,6 +124,9 @@ class _Change:
 
     def both(self, name: str) -> tuple[float, float]:
         return self.first.get(name), self.second.get(name)
+
+    def most(self, name: str) -> float:
+        return max(reading.get(name) for reading in (self.first, *self.between, self.second))
 
     def mean(self, histogram: str) -> float | None:
         count = self.rise(f"{histogram}_count")
@@ -190,7 +198,7 @@ def _batch_limits(change: _Change) -> Finding | None:
         return None
     evidence = (change.queue(), change.usage())
     seqs, budget = (change.second.setting(f"max_num_{name}") for name in ("seqs", "batched_tokens"))
-    if seqs is not None and max(change.both("num_requests_running")) >= seqs:
+    if seqs is not None and change.most("num_requests_running") >= seqs:
         return Finding(
             "batch_size",
             "The limit on concurrent requests is the bottleneck: there is KV memory left.",

@@ -100,6 +100,15 @@ def test_several_findings_are_told_together():
     assert names == ["batch_size", "rejections", "different_prompts"]
 
 
+def test_a_batch_that_was_full_in_between_is_full():
+    # All requests of a batch end in one step, and a reading falls between that and the next one.
+    few = QUEUE | {"num_requests_running": 2.0}
+    (finding,) = diagnose(reading(**few), reading(**few), 1.0, [reading(**QUEUE)])
+    assert "--max-num-seqs (now 8)" in " ".join(finding.advice)
+    (finding,) = diagnose(reading(**few), reading(**few), 1.0, [reading(**few)])
+    assert "--max-num-seqs (now 8)" not in " ".join(finding.advice)
+
+
 def test_counters_that_start_anew_count_from_zero():
     after = reading(num_preemptions=1.0, **FULL)
     (finding,) = diagnose(reading(num_preemptions=50.0, **FULL), after, seconds=1.0)
