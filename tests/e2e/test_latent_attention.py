@@ -1,0 +1,104 @@
+"""A model with latent attention through the engine: chunks, preemption, prefixes, 8 bits."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from paged.scheduler.config import EngineConfig
+from paged.scheduler.engine import Engine
+from paged.scheduler.loading import LoadedEngine, load_engine
+from paged.scheduler.params import SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def golden(data_dir: Path) -> list[dict]:
+    path = data_dir / "golden/tiny/deepseek_v3/expected.json"
+    return json.loads(path.read_text())["cases"]
+
+
+@pytest.fixture(scope="module")
+def model(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("deepseek")
+    for source in ("deepseek_v3", "tokenizer"):
+        shutil.copytree(data_dir / "golden" / "tiny" / source, folder, dirs_exist_ok=True)
+    return folder
+
+
+def load(model: Path, config: EngineConfig, **changes) -> LoadedEngine:
+    return load_engine(str(model), dataclasses.replace(config, **changes), progress=False)
+
+
+def run(engine: Engine, prompts: dict[str, list[int]]) -> tuple[dict[str, list[int]], int, int]:
+    """Return the tokens of each prompt, and how many were preempted and found in the cache."""
+    found: dict[str, list[int]] = {name: [] for name in prompts}
+    num_preempted = num_cached = 0
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, GREEDY)
+    while engine.has_unfinished:
+        deltas, stats = engine.step()
+        num_preempted += stats.num_preemptions
+        for delta in deltas:
+            found[delta.request_id] += delta.outputs[0].token_ids
+            num_cached = max(num_cached, delta.num_cached_tokens or 0)
+    return found, num_preempted, num_cached
+
+
+def test_tokens_equal_the_golden_in_chunks_from_cached_prefixes_and_after_preemption(
+    model: Path, golden: list[dict], tiny_config: EngineConfig
+):
+    # 9 usable blocks of 8 tokens, while two of the longer prompt, which share 5, take 9 to end.
+    loaded = load(model, tiny_config, max_num_batched_tokens=16, num_gpu_blocks_override=12)
+    engine = loaded.engine
+    expected = {str(i): case["greedy_ids"] for i, case in enumerate(golden)}
+    prompts = {str(i): case["prompt_ids"] for i, case in enumerate(golden)}
+    assert run(engine, prompts)[0] == expected
+    again, _, num_cached = run(engine, prompts)
+    assert again == expected
+    assert num_cached >= 32
+    others = {f"other {i}": [3 + (7 * i + 5 * k) % 250 for k in range(30)] for i in range(4)}
+    crowded, num_preempted, _ = run(engine, others | prompts)
+    assert num_preempted > 0
+    assert {name: crowded[name] for name in prompts} == expected
+    alone = {}
+    for name, prompt in others.items():
+        alone |= run(engine, {name: prompt})[0]
+    assert {name: crowded[name] for name in others} == alone
+    engine.close()
+
+
+def test_a_token_takes_one_vector_per_layer(model: Path, tiny_config: EngineConfig):
+    engine = load(model, tiny_config, num_gpu_blocks_override=12).engine
+    layers = engine.runner._kv_cache.layers
+    engine.close()
+    assert [layer.shape for layer in layers] == [(12, 1, 1, 8, 32 + 8)] * 3
+
+
+def test_two_devices_generate_the_golden_each_with_the_whole_cache(
+    model: Path, golden: list[dict], tiny_config: EngineConfig
+):
+    split = {"attention_backend": "xla", "linear_backend": "xla", "tensor_parallel_size": 2}
+    engine = load(model, tiny_config, max_num_batched_tokens=16, **split).engine
+    prompts = {str(i): case["prompt_ids"] for i, case in enumerate(golden)}
+    found, _, _ = run(engine, prompts)
+    held = engine.runner._kv_cache.layers[0].addressable_shards[0].data.shape
+    engine.close()
+    assert found == {str(i): case["greedy_ids"] for i, case in enumerate(golden)}
+    assert held == (65, 1, 1, 8, 40)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "fp8"])
+def test_weights_in_8_bits_mostly_choose_the_same_tokens(
+    model: Path, golden: list[dict], tiny_config: EngineConfig, quantization: str
+):
+    engine = load(model, tiny_config, quantization=quantization, max_num_batched_tokens=16).engine
+    firsts = [case["prompt_ids"] + case["greedy_ids"][:n] for case in golden for n in range(15)]
+    found, _, _ = run(engine, {str(i): prompt for i, prompt in enumerate(firsts)})
+    engine.close()
+    wanted = [token for case in golden for token in case["greedy_ids"][:15]]
+    equal = [found[str(i)][0] == token for i, token in enumerate(wanted)]
+    assert sum(equal) >= 0.8 * len(equal)
