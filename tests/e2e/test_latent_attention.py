@@ -1,4 +1,4 @@
-"""A model with latent attention through the engine: chunks, preemption, prefixes, 8 bits."""
+"""A model with latent attention through the engine: chunks, preemption, prefixes, two devices."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ def run(engine: Engine, prompts: dict[str, list[int]]) -> tuple[dict[str, list[i
         engine.add_request(name, prompt, GREEDY)
     while engine.has_unfinished:
         deltas, stats = engine.step()
-        num_preempted += stats.num_preemptions
+        num_preempted += stats.num_preempted
         for delta in deltas:
             found[delta.request_id] += delta.outputs[0].token_ids
             num_cached = max(num_cached, delta.num_cached_tokens or 0)
@@ -51,9 +51,11 @@ def run(engine: Engine, prompts: dict[str, list[int]]) -> tuple[dict[str, list[i
 def test_tokens_equal_the_golden_in_chunks_from_cached_prefixes_and_after_preemption(
     model: Path, golden: list[dict], tiny_config: EngineConfig
 ):
-    # 9 usable blocks of 8 tokens, while two of the longer prompt, which share 5, take 9 to end.
-    loaded = load(model, tiny_config, max_num_batched_tokens=16, num_gpu_blocks_override=12)
-    engine = loaded.engine
+    # 11 usable blocks of 8 tokens; the longer prompt takes 7 of them in the end.
+    small = {"max_model_len": 64, "max_num_batched_tokens": 16, "num_gpu_blocks_override": 12}
+    engine = load(model, tiny_config, **small).engine
+    held = [layer.shape for layer in engine.runner._kv_cache.layers]
+    assert held == [(12, 1, 1, 8, 32 + 8)] * 2  # one vector per token and layer
     expected = {str(i): case["greedy_ids"] for i, case in enumerate(golden)}
     prompts = {str(i): case["prompt_ids"] for i, case in enumerate(golden)}
     assert run(engine, prompts)[0] == expected
@@ -71,34 +73,15 @@ def test_tokens_equal_the_golden_in_chunks_from_cached_prefixes_and_after_preemp
     engine.close()
 
 
-def test_a_token_takes_one_vector_per_layer(model: Path, tiny_config: EngineConfig):
-    engine = load(model, tiny_config, num_gpu_blocks_override=12).engine
-    layers = engine.runner._kv_cache.layers
-    engine.close()
-    assert [layer.shape for layer in layers] == [(12, 1, 1, 8, 32 + 8)] * 3
-
-
 def test_two_devices_generate_the_golden_each_with_the_whole_cache(
     model: Path, golden: list[dict], tiny_config: EngineConfig
 ):
     split = {"attention_backend": "xla", "linear_backend": "xla", "tensor_parallel_size": 2}
-    engine = load(model, tiny_config, max_num_batched_tokens=16, **split).engine
+    one_shape = {"max_num_seqs": 8, "max_num_batched_tokens": 8, "compilation_cache_dir": None}
+    engine = load(model, tiny_config, **one_shape, **split).engine
     prompts = {str(i): case["prompt_ids"] for i, case in enumerate(golden)}
     found, _, _ = run(engine, prompts)
     held = engine.runner._kv_cache.layers[0].addressable_shards[0].data.shape
     engine.close()
     assert found == {str(i): case["greedy_ids"] for i, case in enumerate(golden)}
     assert held == (65, 1, 1, 8, 40)
-
-
-@pytest.mark.parametrize("quantization", ["int8", "fp8"])
-def test_weights_in_8_bits_mostly_choose_the_same_tokens(
-    model: Path, golden: list[dict], tiny_config: EngineConfig, quantization: str
-):
-    engine = load(model, tiny_config, quantization=quantization, max_num_batched_tokens=16).engine
-    firsts = [case["prompt_ids"] + case["greedy_ids"][:n] for case in golden for n in range(15)]
-    found, _, _ = run(engine, {str(i): prompt for i, prompt in enumerate(firsts)})
-    engine.close()
-    wanted = [token for case in golden for token in case["greedy_ids"][:15]]
-    equal = [found[str(i)][0] == token for i, token in enumerate(wanted)]
-    assert sum(equal) >= 0.8 * len(equal)

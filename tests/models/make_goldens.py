@@ -69,7 +69,6 @@ def phi3_longrope() -> tuple[str, dict[str, Any], dict[str, Any]]:
 
 DEEPSEEK = {
     **COMMON,
-    "num_hidden_layers": 3,
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
     "q_lora_rank": 24,
