@@ -73,7 +73,7 @@ def latent_scale(latent: LatentConfig, rope: RopeConfig) -> float:
     YaRN's factor on queries and keys stands here, for both parts of them, and not on the rotation
     alone: `mscale_all_dim` says how large it is, and `rope.attention_factor` leaves it out.
     """
-    scale = latent.qk_dim**-0.5
+    scale = 1 / math.sqrt(latent.qk_dim)
     if rope.mscale_all_dim is None or rope.factor <= 1:
         return scale
     factor = 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
