@@ -33,12 +33,18 @@ class AttentionContext(Protocol):
         """Token rows that are not padding, int32 `[1]`."""
 
     def attend(
-        self, q: Array, k: Array, v: Array, cos_sin: tuple[Array, Array], options: AttentionOptions
+        self,
+        q: Array,
+        k: Array,
+        v: Array | None,
+        cos_sin: tuple[Array, Array],
+        options: AttentionOptions,
     ) -> tuple[Array, Array | None]:
         """Rotate queries and keys, and attend.
 
         Args:
-          q, k, v: `[num_tokens, num_heads, head_dim]`, before the rotary embedding.
+          q, k, v: `[num_tokens, num_heads, head_dim]`, before the rotary embedding. Without v the
+            rotated keys are the values, and a cache has one plane.
           cos_sin: its angles, see `rotate`.
           options: of the layer.
 
@@ -52,7 +58,7 @@ class PagedContext:
     """One layer's array of the paged cache, and where the batch's tokens are in it.
 
     Attributes:
-      kv_cache: `[num_blocks, 2, num_kv_heads, block_size, head_dim]`.
+      kv_cache: `[num_blocks, planes, num_kv_heads, block_size, head_dim]`.
       metadata: of the layer's cache group.
       plan: of `metadata`, see `plan_attention`.
     """
@@ -67,7 +73,12 @@ class PagedContext:
         return self.metadata.num_rows
 
     def attend(
-        self, q: Array, k: Array, v: Array, cos_sin: tuple[Array, Array], options: AttentionOptions
+        self,
+        q: Array,
+        k: Array,
+        v: Array | None,
+        cos_sin: tuple[Array, Array],
+        options: AttentionOptions,
     ) -> tuple[Array, Array]:
         """Write keys and values to the cache, and attend to it."""
         metadata = self.metadata
@@ -109,14 +120,21 @@ class DenseContext:
         return jnp.full(1, self.num_seqs * self.length, jnp.int32)
 
     def attend(
-        self, q: Array, k: Array, v: Array, cos_sin: tuple[Array, Array], options: AttentionOptions
+        self,
+        q: Array,
+        k: Array,
+        v: Array | None,
+        cos_sin: tuple[Array, Array],
+        options: AttentionOptions,
     ) -> tuple[Array, None]:
         """Attend within each sequence; a gradient flows back."""
         shape = (self.num_seqs, self.length)
+        keys = rotate(k, *cos_sin)
+        values = keys if v is None else v
         mixed = dense_attention(
             rotate(q, *cos_sin).reshape(*shape, *q.shape[1:]),
-            rotate(k, *cos_sin).reshape(*shape, *k.shape[1:]),
-            v.reshape(*shape, *v.shape[1:]),
+            keys.reshape(*shape, *k.shape[1:]),
+            values.reshape(*shape, *k.shape[1:]),
             scale=options.scale,
             sliding_window=options.sliding_window,
             soft_cap=options.soft_cap,

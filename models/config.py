@@ -10,6 +10,7 @@ from typing import Any
 from paged.models.config_values import positive_float, positive_int, required
 from paged.models.errors import CheckpointError, UnsupportedModelError
 from paged.models.families import FAMILIES, NOT_IMPLEMENTED, read_activation
+from paged.models.latent_config import LatentConfig
 from paged.models.moe_config import ExpertsConfig
 from paged.models.quantized.checkpoint_format import CheckpointFormat
 from paged.models.quantized.formats import read_quantization
@@ -58,6 +59,10 @@ class ModelConfig:
       logit_divisor: what the logits are divided by.
       attention_sinks: each head's softmax also runs over a logit of its own, a parameter.
       experts: the mixture of experts in the place of MLPs, None for a dense model.
+      latent: the vectors that keys and values are made of, where the cache holds these instead:
+        `num_kv_heads` is 1 and `head_dim` that of such a vector. None: keys and values.
+      num_further_layers: layers of the checkpoint after the last, which predict further tokens;
+        they are not loaded.
       saved_quantization: what `--quantization` made of the weights before they were saved by
         `paged convert`; None: nothing, or they are no such weights.
     """
@@ -95,6 +100,8 @@ class ModelConfig:
     logit_divisor: float = 1.0
     attention_sinks: bool = False
     experts: ExpertsConfig | None = None
+    latent: LatentConfig | None = None
+    num_further_layers: int = 0
     saved_quantization: str | None = None
 
     def __post_init__(self) -> None:
@@ -171,6 +178,16 @@ class ModelConfig:
     def quantization_method(self) -> str | None:
         """How the weights are quantised as they are stored; None if they are not."""
         return self.saved_quantization if self.quantization is None else self.quantization.method
+
+    @property
+    def kv_planes(self) -> int:
+        """How many planes the KV cache has, see `KVCacheSpec.num_planes`."""
+        return 2 if self.latent is None else 1
+
+    @property
+    def rope_dim(self) -> int:
+        """Features of a head that its rotary embedding is made for."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
 
     def layer_rope(self, layer: int) -> RopeConfig:
         """Return the rotary embedding of a layer."""

@@ -33,6 +33,15 @@ def positive_int(config: Mapping[str, Any], key: str, default: int | None = None
     return int(value)
 
 
+def natural_int(config: Mapping[str, Any], key: str, default: int) -> int:
+    """Return an integer of at least 0, or `default` for an absent or null one.
+
+    Raises:
+      CheckpointError: if it is something else.
+    """
+    return 0 if config.get(key) == 0 else positive_int(config, key, default=default)
+
+
 def positive_float(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
     """Return a finite number above 0, or `default` for an absent or null one.
 

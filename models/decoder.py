@@ -24,7 +24,7 @@ from paged.models.config import ModelConfig
 from paged.models.layers import Embed, RMSNorm
 from paged.models.mlp import make_mlp
 from paged.models.rope import rope_cos_sin
-from paged.models.self_attention import Attention
+from paged.models.self_attention import make_attention
 
 
 class DecoderLayer(nnx.Module):
@@ -44,12 +44,8 @@ class DecoderLayer(nnx.Module):
 
         self.multiplier = config.residual_multiplier
         self.attention_norm = norm(("before", "around"))
-        self.attention = Attention(
-            config,
-            sliding_window=config.layer_windows[layer],
-            dtype=dtype,
-            attention_backend=attention_backend,
-            rngs=rngs,
+        self.attention = make_attention(
+            config, layer, dtype=dtype, attention_backend=attention_backend, rngs=rngs
         )
         self.attention_post_norm = norm(("after", "around"))
         self.mlp_norm = norm(("before", "around"))
@@ -166,7 +162,7 @@ class DecoderLM(nnx.Module):
         """Return the rotary embedding's angles by layer; layers share what is equal."""
         ropes = [self.config.layer_rope(layer) for layer in range(self.config.num_layers)]
         angles = {
-            rope: rope_cos_sin(positions, rope, self.config.head_dim)
+            rope: rope_cos_sin(positions, rope, self.config.rope_dim)
             for rope in dict.fromkeys(ropes)
         }
         return [angles[rope] for rope in ropes]
@@ -186,6 +182,7 @@ class DecoderLM(nnx.Module):
             sliding_window=window,
             soft_cap=self.config.attention_soft_cap,
             has_sinks=self.config.attention_sinks,
+            num_planes=self.config.kv_planes,
         )
         return plan_attention(
             metadata.block_tables,

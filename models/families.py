@@ -8,9 +8,21 @@ classes, since published checkpoints leave out what equals them.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paged.models.config_values import optional_float, positive_float, positive_int
+from paged.models.config_values import (
+    natural_int,
+    optional_float,
+    positive_float,
+    positive_int,
+)
 from paged.models.errors import CheckpointError, UnsupportedModelError
-from paged.models.moe_config import read_experts, read_gpt_oss_experts, read_qwen3_experts
+from paged.models.latent_config import latent_scale, read_latent
+from paged.models.moe_config import (
+    read_deepseek_v2_experts,
+    read_deepseek_v3_experts,
+    read_experts,
+    read_gpt_oss_experts,
+    read_qwen3_experts,
+)
 from paged.models.rope_config import RopeConfig, read_rope
 
 type Config = Mapping[str, Any]
@@ -121,6 +133,37 @@ def _qwen3_moe(config: Config, num_layers: int) -> dict[str, Any]:
     return {**_qwen3(config, num_layers), "experts": read_qwen3_experts(config, num_layers)}
 
 
+def _deepseek_v2(config: Config, num_layers: int) -> dict[str, Any]:
+    if config.get("mlp_bias"):
+        raise UnsupportedModelError(
+            "mlp_bias=True is not implemented for DeepseekV2ForCausalLM; only MLPs without are."
+        )
+    experts = read_deepseek_v2_experts(config, num_layers)
+    return {**_latent(config, num_layers), "experts": experts}
+
+
+def _deepseek_v3(config: Config, num_layers: int) -> dict[str, Any]:
+    experts = read_deepseek_v3_experts(config, num_layers)
+    return {**_latent(config, num_layers), "experts": experts}
+
+
+def _latent(config: Config, num_layers: int) -> dict[str, Any]:
+    """Return what models with latent attention have in common."""
+    latent = read_latent(config)
+    longest = positive_int(config, "max_position_embeddings")
+    rope = read_rope(config, longest, latent.rope_dim)
+    return {
+        **_attention_biases(config),
+        "latent": latent,
+        "num_kv_heads": 1,
+        "head_dim": latent.head_dim,
+        "rope": rope,
+        "attention_scale": latent_scale(latent, rope),
+        "layer_windows": _full(config, num_layers),
+        "num_further_layers": natural_int(config, "num_nextn_predict_layers", 0),
+    }
+
+
 def _gpt_oss(config: Config, num_layers: int) -> dict[str, Any]:
     window = positive_int(config, "sliding_window", default=128)
     kinds = [FULL if layer % 2 else SLIDING for layer in range(num_layers)]
@@ -135,6 +178,8 @@ def _gpt_oss(config: Config, num_layers: int) -> dict[str, Any]:
 
 
 FAMILIES: dict[str, Callable[[Config, int], dict[str, Any]]] = {
+    "DeepseekV2ForCausalLM": _deepseek_v2,
+    "DeepseekV3ForCausalLM": _deepseek_v3,
     "Gemma2ForCausalLM": _gemma2,
     "Gemma3ForCausalLM": _gemma3,
     "GptOssForCausalLM": _gpt_oss,
@@ -149,16 +194,9 @@ FAMILIES: dict[str, Callable[[Config, int], dict[str, Any]]] = {
     "Qwen3MoeForCausalLM": _qwen3_moe,
 }
 
-_LATENT = (
-    "its latent attention keeps one vector for keys and values together, which the KV cache cannot "
-    "hold (docs/decisions/0033)"
-)
 _SHARED = "it has shared experts beside those that are routed to"
 NOT_IMPLEMENTED = {
-    "DeepseekV2ForCausalLM": _LATENT,
-    "DeepseekV3ForCausalLM": _LATENT,
-    "DeepseekV32ForCausalLM": _LATENT,
-    "KimiK2ForCausalLM": _LATENT,
+    "DeepseekV32ForCausalLM": "it attends to a few tokens that an indexer chooses",
     "Qwen2MoeForCausalLM": _SHARED,
     "Qwen3NextForCausalLM": "it has linear attention and shared experts",
     "Glm4MoeForCausalLM": _SHARED,

@@ -1,5 +1,6 @@
 """`MLP`, and `make_mlp`, which decides what a layer has after its attention."""
 
+import dataclasses
 from typing import Protocol, runtime_checkable
 
 from flax import nnx
@@ -63,4 +64,9 @@ def make_mlp(config: ModelConfig, layer: int, *, dtype: str, rngs: nnx.Rngs) -> 
     experts = config.experts
     if experts is None or layer in experts.dense_layers:
         return MLP(config, dtype=dtype, rngs=rngs)
-    return SparseMLP(config.hidden_size, experts, dtype=dtype, rngs=rngs)
+    shared = None
+    if experts.shared_size:
+        # Experts that every token has are one MLP of all their features.
+        shared_config = dataclasses.replace(config, intermediate_size=experts.shared_size)
+        shared = MLP(shared_config, dtype=dtype, rngs=rngs)
+    return SparseMLP(config.hidden_size, experts, dtype=dtype, rngs=rngs, shared=shared)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from paged.models.config import ModelConfig
+from paged.models.latent_config import LatentConfig
 from paged.models.moe_config import ExpertsConfig
 
 
@@ -34,13 +35,12 @@ class ModelSize:
 def model_size(model: ModelConfig) -> ModelSize:
     """Return the number of parameters of a decoder; quantised weights count as what they encode."""
     hidden, mlp = model.hidden_size, model.intermediate_size
-    q_dim = model.num_q_heads * model.head_dim
-    kv_dim = model.num_kv_heads * model.head_dim
-    attention = hidden * (q_dim + 2 * kv_dim) + q_dim * hidden
-    small = (4 if model.norms == "around" else 2) * hidden
-    small += {"none": 0, "head": 2 * model.head_dim, "all": q_dim + kv_dim}[model.qk_norm]
-    small += (q_dim + 2 * kv_dim) * model.attention_bias + hidden * model.attention_output_bias
-    small += model.num_q_heads * model.attention_sinks
+    if model.latent is None:
+        attention, small = _attention_size(model)
+    else:
+        attention, small = _latent_attention_size(model, model.latent)
+    small += (4 if model.norms == "around" else 2) * hidden
+    small += hidden * model.attention_output_bias
     num_sparse = num_sparse_layers(model)
     num_dense = model.num_layers - num_sparse
     matmul = model.num_layers * attention + num_dense * 3 * hidden * mlp
@@ -49,16 +49,39 @@ def model_size(model: ModelConfig) -> ModelSize:
     experts = unused = 0
     if model.experts is not None:
         router = model.experts.num_experts * hidden
+        shared = 3 * hidden * model.experts.shared_size
+        routing = model.experts.routing
+        router_biases = model.experts.router_bias + (routing is not None and routing.has_bias)
         expert, expert_biases = _expert_size(hidden, model.experts)
         num_chosen, num_all = model.experts.num_experts_per_token, model.experts.num_experts
-        matmul += num_sparse * (router + num_chosen * expert)
+        matmul += num_sparse * (router + shared + num_chosen * expert)
         experts = num_sparse * num_all * expert
         unused = num_sparse * (num_all - num_chosen) * (expert + expert_biases)
-        total += num_sparse * (router + num_all * (expert_biases + model.experts.router_bias))
+        total += num_sparse * (router + shared + num_all * (expert_biases + router_biases))
         total += experts
     embedding = model.vocab_size * hidden
     total += hidden + (embedding if model.tie_word_embeddings else 2 * embedding)
     return ModelSize(matmul, embedding, total, experts, unused)
+
+
+def _attention_size(model: ModelConfig) -> tuple[int, int]:
+    """Return the parameters of a layer's projections, and those of its biases and norms."""
+    q_dim = model.num_q_heads * model.head_dim
+    kv_dim = model.num_kv_heads * model.head_dim
+    small = {"none": 0, "head": 2 * model.head_dim, "all": q_dim + kv_dim}[model.qk_norm]
+    small += (q_dim + 2 * kv_dim) * model.attention_bias
+    small += model.num_q_heads * model.attention_sinks
+    return model.hidden_size * (q_dim + 2 * kv_dim) + q_dim * model.hidden_size, small
+
+
+def _latent_attention_size(model: ModelConfig, latent: LatentConfig) -> tuple[int, int]:
+    """Return the same of latent attention."""
+    hidden, q_rank = model.hidden_size, latent.q_rank or 0
+    q_dim, v_dim = model.num_q_heads * latent.qk_dim, model.num_q_heads * latent.value_dim
+    queries = q_rank * (hidden + q_dim) if q_rank else hidden * q_dim
+    up = latent.kv_rank * model.num_q_heads * (latent.nope_dim + latent.value_dim)
+    small = latent.kv_rank + q_rank + (latent.head_dim + q_rank) * model.attention_bias
+    return queries + hidden * latent.head_dim + up + v_dim * hidden, small
 
 
 def num_sparse_layers(model: ModelConfig) -> int:

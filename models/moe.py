@@ -7,6 +7,8 @@ chosen are read. Nothing is dropped: a group is as long as it is. Padding is in 
 Sources: arXiv:1701.06538 (sparse experts); MegaBlocks, arXiv:2211.15841 (groups of any length).
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -15,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from paged.expert_product import choose_backend, expert_product
 from paged.models.branch import Branch
 from paged.models.expert_groups import map_groups, sort_pairs
+from paged.models.group_routing import choose_in_groups
 from paged.models.moe_config import ExpertsConfig
 from paged.models.mxfp4_weight import Mxfp4Weight
 from paged.models.parameters import parameter, random_weight
@@ -32,8 +35,7 @@ class Router(nnx.Module):
     def __init__(
         self, hidden_size: int, config: ExpertsConfig, *, dtype: str, rngs: nnx.Rngs
     ) -> None:
-        self.num_chosen = config.num_experts_per_token
-        self.normalize = config.normalize
+        self.config = config
         # Not "experts", along which weights may be split: each device needs all scores.
         weight = random_weight(
             {"router": config.num_experts, "embed": hidden_size}, dtype=dtype, rngs=rngs
@@ -41,6 +43,10 @@ class Router(nnx.Module):
         self.weight = parameter(weight[...], (None, "embed"))
         bias = jnp.zeros(config.num_experts, dtype)
         self.bias = parameter(bias, (None,)) if config.router_bias else None
+        has_choice_bias = config.routing is not None and config.routing.has_bias
+        # float32 in any model: rounded, it would choose other experts.
+        choice_bias = jnp.zeros(config.num_experts, jnp.float32)
+        self.choice_bias = parameter(choice_bias, (None,)) if has_choice_bias else None
 
     def __call__(
         self, rows: Float[Array, "num_tokens hidden"]
@@ -49,8 +55,11 @@ class Router(nnx.Module):
         scores = jnp.einsum("TD,ED->TE", rows, self.weight[...], preferred_element_type=jnp.float32)
         if self.bias is not None:
             scores += self.bias[...].astype(jnp.float32)[None]
-        best, chosen = jax.lax.top_k(scores, self.num_chosen)
-        if self.normalize:
+        if self.config.routing is not None:
+            choice_bias = None if self.choice_bias is None else self.choice_bias[...]
+            return choose_in_groups(scores, choice_bias, self.config, self.config.routing)
+        best, chosen = jax.lax.top_k(scores, self.config.num_experts_per_token)
+        if self.config.normalize:
             # The same as the softmax over all, divided by the sum of what is chosen of it.
             return chosen, jax.nn.softmax(best, axis=-1)
         return chosen, jnp.exp(best - jax.nn.logsumexp(scores, axis=-1, keepdims=True))
@@ -237,11 +246,20 @@ class SparseMLP(nnx.Module):
       config: shape of the mixture.
       dtype: element type of parameters and activations.
       rngs: source of the initial parameters.
+      shared: an MLP that every token passes through beside its experts; called as this is. None:
+        there is none.
     """
 
     def __init__(
-        self, hidden_size: int, config: ExpertsConfig, *, dtype: str, rngs: nnx.Rngs
+        self,
+        hidden_size: int,
+        config: ExpertsConfig,
+        *,
+        dtype: str,
+        rngs: nnx.Rngs,
+        shared: Callable[[Array, Branch, Array], Array] | None = None,
     ) -> None:
+        self.shared = shared
         self.router = Router(hidden_size, config, dtype=dtype, rngs=rngs)
         self.experts = Experts(hidden_size, config, dtype=dtype, rngs=rngs)
 
@@ -251,4 +269,8 @@ class SparseMLP(nnx.Module):
         """Return the stream x after this branch; rows from `num_rows` on are padding."""
         rows = x if branch.norm is None else branch.norm(x)
         chosen, scales = self.router(rows)
+        if self.shared is not None:
+            # It joins the stream by itself, which is the same where no norm is after the sum.
+            assert branch.post_norm is None
+            x = self.shared(x, branch, num_rows)
         return branch.join(x, self.experts(rows, chosen, scales, num_rows))

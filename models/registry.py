@@ -21,11 +21,14 @@ class WeightRule:
       name: name of the tensor in the checkpoint; `*` is the same number.
       heads_axis: axis of the tensor that holds heads and head_dim as one, which the parameter
         splits in two; None if both have the same shape.
+      is_part_of_head: parameters of the same tensor lie side by side in each head of its first
+        axis, not one after the other.
     """
 
     path: str
     name: str
     heads_axis: int | None = None
+    is_part_of_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,20 @@ _ATTENTION_RULES = (
     WeightRule("layers.*.attention.q_proj.bias", f"{_ATTENTION}.q_proj.bias", 0),
     WeightRule("layers.*.attention.k_proj.bias", f"{_ATTENTION}.k_proj.bias", 0),
     WeightRule("layers.*.attention.v_proj.bias", f"{_ATTENTION}.v_proj.bias", 0),
+    WeightRule("layers.*.attention.o_proj.bias", f"{_ATTENTION}.o_proj.bias"),
+)
+_LATENT_ATTENTION_RULES = (
+    WeightRule("layers.*.attention.q_proj.weight", f"{_ATTENTION}.q_proj.weight", 0),
+    WeightRule("layers.*.attention.q_down_proj.weight", f"{_ATTENTION}.q_a_proj.weight"),
+    WeightRule("layers.*.attention.q_down_proj.bias", f"{_ATTENTION}.q_a_proj.bias"),
+    WeightRule("layers.*.attention.q_norm.weight", f"{_ATTENTION}.q_a_layernorm.weight"),
+    WeightRule("layers.*.attention.q_up_proj.weight", f"{_ATTENTION}.q_b_proj.weight", 0),
+    WeightRule("layers.*.attention.kv_down_proj.weight", f"{_ATTENTION}.kv_a_proj_with_mqa.weight"),
+    WeightRule("layers.*.attention.kv_down_proj.bias", f"{_ATTENTION}.kv_a_proj_with_mqa.bias"),
+    WeightRule("layers.*.attention.kv_norm.weight", f"{_ATTENTION}.kv_a_layernorm.weight"),
+    WeightRule("layers.*.attention.k_up", f"{_ATTENTION}.kv_b_proj.weight", 0, True),
+    WeightRule("layers.*.attention.v_up", f"{_ATTENTION}.kv_b_proj.weight", 0, True),
+    WeightRule("layers.*.attention.o_proj.weight", f"{_ATTENTION}.o_proj.weight", 1),
     WeightRule("layers.*.attention.o_proj.bias", f"{_ATTENTION}.o_proj.bias"),
 )
 _FUSED_ATTENTION_RULES = (
@@ -133,6 +150,17 @@ _QWEN3_EXPERT_RULES = (
 )
 
 
+_DEEPSEEK_MLP_RULES = (
+    *_MLP_RULES,
+    *_QWEN3_EXPERT_RULES,
+    WeightRule("layers.*.mlp.router.choice_bias", f"{_MLP}.gate.e_score_correction_bias"),
+    *(
+        WeightRule(f"layers.*.mlp.shared.{layer}.weight", f"{_MLP}.shared_experts.{layer}.weight")
+        for layer in ("gate_proj", "up_proj", "down_proj")
+    ),
+)
+
+
 def _gpt_oss_experts(layer: str, tensor: str, part: str = "") -> tuple[WeightRule, ...]:
     """Return rules for one linear layer of gpt-oss' experts, plain and in MXFP4."""
     path, name = f"{_EXPERTS}.{layer}", f"{_MLP}.experts.{tensor}"
@@ -154,9 +182,24 @@ _GPT_OSS_MLP_RULES = (
 _SINK_RULES = (WeightRule("layers.*.attention.sinks", f"{_ATTENTION}.sinks"),)
 _MIXTRAL = (*_TOP, *_NORMS_BEFORE, *_ATTENTION_RULES, *_MIXTRAL_MLP_RULES)
 _QWEN3_MOE = (*_QWEN3, *_QWEN3_EXPERT_RULES)
+_DEEPSEEK = (*_TOP, *_NORMS_BEFORE, *_LATENT_ATTENTION_RULES, *_DEEPSEEK_MLP_RULES)
 _GPT_OSS = (*_TOP, *_NORMS_BEFORE, *_ATTENTION_RULES, *_SINK_RULES, *_GPT_OSS_MLP_RULES)
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "DeepseekV2ForCausalLM": Architecture(
+        DecoderLM,
+        _DEEPSEEK,
+        "DeepSeek V2, V2.5, V2-Lite, Coder V2",
+        "latent attention, experts chosen by groups, shared experts",
+        stack_experts,
+    ),
+    "DeepseekV3ForCausalLM": Architecture(
+        DecoderLM,
+        _DEEPSEEK,
+        "DeepSeek V3, R1; Moonlight, Kimi K2",
+        "latent attention, experts chosen by sigmoids with a bias, shared experts; not in FP8",
+        stack_experts,
+    ),
     "Gemma2ForCausalLM": Architecture(
         DecoderLM,
         _GEMMA2,

@@ -1,4 +1,7 @@
-"""`Attention`: grouped-query attention over what its context holds, such as a paged cache."""
+"""`Attention`: grouped-query attention over what its context holds, such as a paged cache.
+
+`make_attention` decides whether a layer has this kind, or `LatentAttention`.
+"""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -7,6 +10,7 @@ from jaxtyping import Array, Float
 from paged.models.attention_context import AttentionContext, AttentionOptions
 from paged.models.branch import Branch
 from paged.models.config import ModelConfig
+from paged.models.latent_attention import LatentAttention
 from paged.models.layers import Linear, RMSNorm, project
 from paged.models.parameters import parameter
 
@@ -72,6 +76,29 @@ class Attention(nnx.Module):
         )
         mixed, kv_cache = context.attend(q, k, v, cos_sin, options)
         return branch.project_and_join(x, mixed, self.o_proj, num_rows), kv_cache
+
+
+def make_attention(
+    config: ModelConfig, layer: int, *, dtype: str, attention_backend: str, rngs: nnx.Rngs
+) -> Attention | LatentAttention:
+    """Return the attention of a layer: what kind it is, the config says.
+
+    Args:
+      config: shape of the model.
+      layer: its number.
+      dtype: element type of the parameters.
+      attention_backend: name that the cache ops are called with.
+      rngs: source of the initial values.
+    """
+    if config.latent is not None:
+        return LatentAttention(config, dtype=dtype, attention_backend=attention_backend, rngs=rngs)
+    return Attention(
+        config,
+        sliding_window=config.layer_windows[layer],
+        dtype=dtype,
+        attention_backend=attention_backend,
+        rngs=rngs,
+    )
 
 
 def _head_norm(config: ModelConfig, axes: dict[str, int], dtype: str) -> RMSNorm | None:

@@ -27,7 +27,8 @@ class TensorParallel:
 
     Where there are fewer kv heads than devices, each is held by several of them: `whole` has as
     many kv heads as there are devices, and `kv_head_copies` in a row are equal. So each device has
-    one, and query heads find theirs in the same order as before.
+    one, and query heads find theirs in the same order as before. So it is with latent attention,
+    whose one vector per token every device has, and computes for itself.
 
     Attributes:
       config: shape of the model in the checkpoint.
@@ -91,6 +92,8 @@ class TensorParallel:
             shared[f"intermediate_size of the experts{unit}"] = num_units
         elif experts is not None:
             shared["num_experts"] = experts.num_experts
+        if experts is not None and experts.shared_size:
+            shared["features of the shared experts"] = experts.shared_size
         reasons = [f"{name}={n} is no multiple of it" for name, n in shared.items() if n % size]
         num_kv_heads = config.num_kv_heads
         if num_kv_heads % size and size % num_kv_heads:
@@ -129,6 +132,7 @@ class TensorParallel:
         return reason
 
     def _part_of_experts(self, experts: ExpertsConfig) -> ExpertsConfig:
+        experts = dataclasses.replace(experts, shared_size=experts.shared_size // self.size)
         if self.rules.experts is None:
             return dataclasses.replace(
                 experts, intermediate_size=experts.intermediate_size // self.size

@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 # Buffers that old checkpoints store and that follow from the config.
 _IGNORED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class TensorPlace:
       stored: shape of the whole tensor, if it were not quantised.
       start, stop: the range.
       is_packed: the parameter itself is of bytes that hold several weights.
+      num_heads: the range is one of the outputs of each head, of so many; None: of all outputs.
     """
 
     name: str
@@ -40,6 +42,7 @@ class TensorPlace:
     start: int = 0
     stop: int | None = None
     is_packed: bool = False
+    num_heads: int | None = None
 
     def read(self, source: TensorSource) -> np.ndarray:
         """Return the parameter's values, in its shape.
@@ -54,6 +57,9 @@ class TensorPlace:
                 "be read where the checkpoint's config names no quantization for it. Use another "
                 "checkpoint."
             )
+        if self.num_heads is not None:
+            by_head = values.reshape(self.num_heads, -1, *values.shape[1:])
+            return by_head[:, self.start : self.stop].reshape(self.shape)
         part = values if self.stop is None else values[self.start : self.stop]
         return part.reshape(self.shape)
 
@@ -106,6 +112,7 @@ def match_tensors(
     # The parameters of each tensor, in the order of their rules: number, shape, shape stored as.
     tensors: dict[str, list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]] = {}
     layers: dict[str, QuantizedLayer] = {}
+    in_heads = set()
     leaves = nnx.to_flat_state(abstract)
     for number, (path, leaf) in enumerate(leaves):
         number_of_layer = next((str(key) for key in path if isinstance(key, int)), "")
@@ -113,6 +120,8 @@ def match_tensors(
         name = rule.name.replace("*", number_of_layer)
         stored = _checkpoint_shape(leaf.shape, rule)
         tensors.setdefault(name, []).append((order[rule.path], number, leaf.shape, stored))
+        if rule.is_part_of_head:
+            in_heads.add(name)
         if path in quantized and quantized[path].scheme is not None:
             layers[name] = quantized[path]
     places: dict[int, TensorPlace] = {}
@@ -123,11 +132,19 @@ def match_tensors(
         for _, number, shape, stored in sorted(members):
             stop = None if len(members) == 1 else start + stored[0]
             is_packed = leaves[number][1].dtype == np.uint8
-            places[number] = TensorPlace(name, shape, whole, start, stop, is_packed)
+            place = TensorPlace(name, shape, whole, start, stop, is_packed)
+            places[number] = _of_each_head(place) if name in in_heads else place
             start += stored[0]
         expected |= _tensors_of(name, whole, layers.get(name))
     _check(config, expected, {f"{layer.module}.bias" for layer in layers.values()}, source)
     return [places[number] for number in range(len(leaves))]
+
+
+def _of_each_head(place: TensorPlace) -> TensorPlace:
+    """Return the place of a part of each head, given that of as many outputs side by side."""
+    num_heads, start, stop = place.shape[0], place.start, place.stop
+    assert stop is not None, "the head has no other part"
+    return replace(place, start=start // num_heads, stop=stop // num_heads, num_heads=num_heads)
 
 
 def _tensors_of(
@@ -180,6 +197,10 @@ def _warn_of_ignored(available: set[str], config: ModelConfig) -> None:
 
 
 def _is_ignored(name: str, config: ModelConfig) -> bool:
+    if (layer := _LAYER.match(name)) is not None:
+        further = int(layer[1]) - config.num_layers
+        if 0 <= further < config.num_further_layers:
+            return True
     if config.quantization is not None and config.quantization.ignores_tensor(name):
         return True
     return bool(_IGNORED.search(name))

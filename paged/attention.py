@@ -31,7 +31,7 @@ _MODULES: Mapping[str, str] = {
 
 def ragged_paged_attention(
     q: Float[Array, "num_tokens num_q_heads head_dim"],
-    kv_cache: Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
+    kv_cache: Float[Array, "num_blocks planes num_kv_heads block_size head_dim"],
     block_tables: Int[Array, "num_seqs max_blocks_per_seq"],
     seq_lens: Int[Array, " num_seqs"],
     query_start_loc: Int[Array, " num_seqs_plus_1"],
@@ -39,7 +39,7 @@ def ragged_paged_attention(
     scale: float | None = None,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
-    kv_scales: Float[Array, "2 num_kv_heads"] | None = None,
+    kv_scales: Float[Array, "planes num_kv_heads"] | None = None,
     sinks: Float[Array, " num_q_heads"] | None = None,
     backend: str = "auto",
     plan: AttentionPlan | None = None,
@@ -64,8 +64,9 @@ def ragged_paged_attention(
 
     Args:
       q: `[num_tokens, num_q_heads, head_dim]`, float32, bfloat16 or float16.
-      kv_cache: one layer, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`; 2 is (key, value).
-        Query head n uses kv head `n // (num_q_heads // num_kv_heads)`.
+      kv_cache: one layer, `[num_blocks, planes, num_kv_heads, block_size, head_dim]`; the planes
+        are keys and values, or one that is both. Query head n uses kv head
+        `n // (num_q_heads // num_kv_heads)`.
       block_tables: int32 `[num_seqs, max_blocks_per_seq]`; position p of sequence i lies in block
         `block_tables[i, p // block_size]`. Sequences may share blocks.
       seq_lens: int32 `[num_seqs]`, context lengths, new tokens included.
@@ -73,7 +74,7 @@ def ragged_paged_attention(
       scale: multiplies the logits; None is `head_dim ** -0.5`.
       sliding_window: a query sees this many of the most recent tokens, itself included; None: all.
       soft_cap: logits become `soft_cap * tanh(logits / soft_cap)`, after the scale; None: as is.
-      kv_scales: float32 `[2, num_kv_heads]`, what the cached keys and values of a head are
+      kv_scales: float32 `[planes, num_kv_heads]`, what the cached keys and values of a head are
         multiplied by, see `write_kv`; None: 1.
       sinks: `[num_q_heads]`, float; the softmax of a head also runs over one more key with this
         logit and the value zero (arXiv:2309.17453); no scale and no cap apply to it. None: no sink.
@@ -178,6 +179,7 @@ def _plan(
         num_tokens=call.num_tokens,
         num_q_heads=call.num_q_heads,
         num_kv_heads=call.num_kv_heads,
+        num_planes=call.num_planes,
         block_size=call.block_size,
         sliding_window=call.sliding_window,
     )
@@ -187,10 +189,10 @@ def _plan(
 def _check_arrays(q: Array, kv_cache: Array) -> None:
     if q.ndim != 3:
         raise ValueError(f"q has shape {q.shape}; it must be [num_tokens, num_q_heads, head_dim].")
-    if kv_cache.ndim != 5 or kv_cache.shape[1] != 2:
+    if kv_cache.ndim != 5 or kv_cache.shape[1] not in (1, 2):
         raise ValueError(
             f"kv_cache has shape {kv_cache.shape}; it must be one layer, "
-            "[num_blocks, 2, num_kv_heads, block_size, head_dim]."
+            "[num_blocks, 1 or 2, num_kv_heads, block_size, head_dim]."
         )
     if q.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
         raise TypeError(f"q has dtype {q.dtype}; it must be float32, bfloat16 or float16.")
@@ -213,10 +215,10 @@ def check_kv_scales(kv_scales: Array | None, kv_cache: Array) -> None:
     """Raise unless `kv_scales` is None or fits one layer of the cache."""
     if kv_scales is None:
         return
-    if kv_scales.shape != (2, kv_cache.shape[2]):
+    if kv_scales.shape != kv_cache.shape[1:3]:
         raise ValueError(
-            f"kv_scales has shape {kv_scales.shape}; it must be [2, num_kv_heads] = "
-            f"{(2, kv_cache.shape[2])}."
+            f"kv_scales has shape {kv_scales.shape}; it must be [planes, num_kv_heads] = "
+            f"{kv_cache.shape[1:3]}."
         )
     if kv_scales.dtype != jnp.float32:
         raise TypeError(f"kv_scales has dtype {kv_scales.dtype}; it must be float32.")

@@ -16,6 +16,7 @@ class AttentionCall:
       q_dtype, kv_cache_dtype: element types, by name.
       sliding_window, soft_cap: as in the op.
       has_kv_scales, has_sinks: whether the op is given them.
+      num_planes: of the cache: 2, or 1 if its keys are its values.
     """
 
     num_tokens: int
@@ -29,6 +30,7 @@ class AttentionCall:
     soft_cap: float | None = None
     has_kv_scales: bool = False
     has_sinks: bool = False
+    num_planes: int = 2
 
     @classmethod
     def of(
@@ -55,4 +57,5 @@ class AttentionCall:
             soft_cap=soft_cap,
             has_kv_scales=kv_scales is not None,
             has_sinks=sinks is not None,
+            num_planes=kv_cache.shape[1],
         )

@@ -90,7 +90,7 @@ class _Options:
     scale: float
     sliding_window: int | None
     soft_cap: float | None
-    kv_scales: Array | None  # [2, num_kv_heads]
+    kv_scales: Array | None  # [planes, num_kv_heads]
     sinks: Array | None  # [num_q_heads]
 
 
@@ -118,6 +118,7 @@ def plan(
     num_tokens: int,
     num_q_heads: int,
     num_kv_heads: int,
+    num_planes: int,
     block_size: int,
     sliding_window: int | None,
 ) -> AttentionPlan:
@@ -132,7 +133,7 @@ def plan(
         query_start_loc,
         num_tokens=num_tokens,
         q_heads_per_kv_head=num_q_heads // num_kv_heads,
-        num_kv_heads=num_kv_heads,
+        rows_per_block=num_planes * num_kv_heads,
         block_size=block_size,
         sliding_window=sliding_window,
     )
@@ -186,7 +187,7 @@ def _plan_pass(
     max_tiles: int,
     num_tokens: int,
     q_heads_per_kv_head: int,
-    num_kv_heads: int,
+    rows_per_block: int,
     block_size: int,
     sliding_window: int | None,
 ) -> _Pass:
@@ -232,7 +233,7 @@ def _plan_pass(
         positions=by_group(jnp.repeat(positions, q_heads_per_kv_head, axis=1)),
         first_keys=by_group(first_keys),
         end_keys=by_group(end_keys),
-        pages=by_group(tables * (2 * num_kv_heads)),
+        pages=by_group(tables * rows_per_block),
         first_chunk=by_group(first_keys).min(axis=1) // chunk_size,
         end_chunk=(by_group(end_keys).max(axis=1) + chunk_size - 1) // chunk_size,
         num_groups=(last_tiles[-1] + group_size - 1) // group_size,
@@ -271,7 +272,7 @@ def _attend_group(
     """Return the outputs of one group, `[group_size * tile_size, num_q_heads, head_dim]`."""
     # Axes: G tiles, K kv heads, R = tile_size * (q heads per kv head) rows, C keys, H head_dim.
     num_q_heads, head_dim = q.shape[1:]
-    num_blocks, _, num_kv_heads, block_size, _ = kv_cache.shape
+    num_blocks, num_planes, num_kv_heads, block_size, _ = kv_cache.shape
     positions = _index(tiles.positions, group)[:, :, None]  # [G, R, 1]
     first_keys, end_keys = _index(tiles.first_keys, group), _index(tiles.end_keys, group)  # [G]
     pages = _index(tiles.pages, group)  # [G, max_blocks]
@@ -281,7 +282,7 @@ def _attend_group(
     queries = queries.transpose(0, 2, 1, 3, 4).reshape(split[0], num_kv_heads, -1, head_dim)
     # One row per (block, key or value, head): XLA:CPU gathers long rows of a matrix two to four
     # times as fast (8 GB/s a core) as slices of a higher rank, whose index it recomputes.
-    matrix = kv_cache.reshape(num_blocks * 2 * num_kv_heads, block_size * head_dim)
+    matrix = kv_cache.reshape(num_blocks * num_planes * num_kv_heads, block_size * head_dim)
     heads = jnp.arange(num_kv_heads, dtype=jnp.int32)[None, :, None]
     chunk_size = tiles.chunk_blocks * block_size
     chunk_shape = (split[0], num_kv_heads, chunk_size, head_dim)
@@ -298,7 +299,9 @@ def _attend_group(
         )
         rows = blocks[:, None, :] + heads  # [G, K, chunk_blocks]
         keys = _take(matrix, rows).astype(dtype).reshape(chunk_shape)
-        values = _take(matrix, rows + num_kv_heads).astype(dtype).reshape(chunk_shape)
+        values = keys
+        if num_planes == 2:
+            values = _take(matrix, rows + num_kv_heads).astype(dtype).reshape(chunk_shape)
         # Selected, not multiplied: weight zero times a stale NaN is NaN. Scores are selected too,
         # so keys need no cleaning.
         values = jnp.where(is_needed[:, None, :, None], values, jnp.zeros((), dtype))
@@ -310,7 +313,7 @@ def _attend_group(
         state = _add_sinks(state, options.sinks.reshape(num_kv_heads, -1))
     output = state.weighted / jnp.where(state.total == 0, 1.0, state.total)[..., None]
     if options.kv_scales is not None:
-        output *= options.kv_scales[1][None, :, None, None]
+        output *= options.kv_scales[-1][None, :, None, None]
     output = output.astype(q.dtype).reshape(split[0], num_kv_heads, split[1], split[3], head_dim)
     flat: Array = output.transpose(0, 2, 1, 3, 4).reshape(-1, num_q_heads, head_dim)
     return flat

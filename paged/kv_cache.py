@@ -1,9 +1,10 @@
 """The paged KV cache: its layout, its arrays and its byte arithmetic.
 
-One layout serves every backend: per layer `[num_blocks, 2, num_kv_heads, block_size, head_dim]`,
-keys at index 0 and values at 1, so one head's block is contiguous and a whole block can be moved
-or shared as one slice (docs/decisions/0003). Block 0 is the null block: no request ever owns it,
-padding writes to it, and nothing reads what it holds.
+One layout serves every backend: per layer `[num_blocks, planes, num_kv_heads, block_size,
+head_dim]`, keys in plane 0 and values in plane 1, so one head's block is contiguous and a whole
+block can be moved or shared as one slice (docs/decisions/0003). A cache of one plane holds vectors
+that are keys and values at once, as latent attention has them (docs/decisions/0050). Block 0 is the
+null block: no request ever owns it, padding writes to it, and nothing reads what it holds.
 """
 
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class KVCacheSpec:
       head_dim: features of one head.
       block_size: tokens per block.
       dtype: element type, a NumPy or ml_dtypes name such as "bfloat16".
+      num_planes: 2: keys, and values; 1: what is attended to is its own value.
 
     Source: PagedAttention, arXiv:2309.06180.
     """
@@ -39,8 +41,11 @@ class KVCacheSpec:
     head_dim: int
     block_size: int
     dtype: str
+    num_planes: int = 2
 
     def __post_init__(self) -> None:
+        if self.num_planes not in (1, 2):
+            raise ValueError(f"num_planes={self.num_planes} must be 1 or 2.")
         for name in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
             value = getattr(self, name)
             if value < 1:
@@ -50,7 +55,8 @@ class KVCacheSpec:
     def bytes_per_token(self) -> int:
         """Bytes of keys and values of one token over all layers."""
         item_bytes = int(jnp.dtype(self.dtype).itemsize)
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * item_bytes
+        elements = self.num_planes * self.num_layers * self.num_kv_heads * self.head_dim
+        return elements * item_bytes
 
     @property
     def bytes_per_block(self) -> int:
@@ -71,8 +77,8 @@ class KVCacheSpec:
         return unused_slots * self.bytes_per_token
 
     def layer_shape(self, num_blocks: int) -> tuple[int, int, int, int, int]:
-        """Shape of one layer's array: `[num_blocks, 2, num_kv_heads, block_size, head_dim]`."""
-        return (num_blocks, 2, self.num_kv_heads, self.block_size, self.head_dim)
+        """Shape of a layer's array, `[num_blocks, planes, num_kv_heads, block_size, head_dim]`."""
+        return (num_blocks, self.num_planes, self.num_kv_heads, self.block_size, self.head_dim)
 
 
 @jax.tree_util.register_dataclass
@@ -82,7 +88,7 @@ class KVCache:
 
     Attributes:
       layers: one array per layer of a cache group, each
-        `[num_blocks, 2, num_kv_heads, block_size, head_dim]`.
+        `[num_blocks, planes, num_kv_heads, block_size, head_dim]`.
       token_ids: the token whose keys and values a slot holds, `[num_blocks, block_size]` int32.
         Sampling penalties read the tokens of a request from here through its block table, so
         no history ever travels from the host (docs/decisions/0011).

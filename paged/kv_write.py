@@ -17,14 +17,14 @@ from paged.native import kv_write as native
 
 
 def write_kv(
-    kv_cache: Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
+    kv_cache: Float[Array, "num_blocks planes num_kv_heads block_size head_dim"],
     k: Float[Array, "num_tokens num_kv_heads head_dim"],
-    v: Float[Array, "num_tokens num_kv_heads head_dim"],
+    v: Float[Array, "num_tokens num_kv_heads head_dim"] | None,
     slot_mapping: Int[Array, " num_tokens"],
     *,
-    kv_scales: Float[Array, "2 num_kv_heads"] | None = None,
+    kv_scales: Float[Array, "planes num_kv_heads"] | None = None,
     backend: str = "auto",
-) -> Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"]:
+) -> Float[Array, "num_blocks planes num_kv_heads block_size head_dim"]:
     """Return one layer's cache with the keys and values of new tokens in their slots.
 
     Inside a jit whose cache argument is donated the update happens in place: nothing of the size
@@ -32,14 +32,15 @@ def write_kv(
     may read blocks that another one fills in the same step.
 
     Args:
-      kv_cache: one layer, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`; 2 is (key, value).
+      kv_cache: one layer, `[num_blocks, planes, num_kv_heads, block_size, head_dim]`; the planes
+        are keys and values, or one that is both.
       k: keys, `[num_tokens, num_kv_heads, head_dim]`; cast to the cache's dtype. 8-bit floats
         saturate: what is too large becomes the largest finite value.
-      v: values, shaped as `k`.
+      v: values, shaped as `k`; None exactly if the cache has one plane.
       slot_mapping: int32 `[num_tokens]`, `block_id * block_size + offset`, never negative.
         Padding tokens name a slot of the null block, where the last of several writers wins.
         A slot past the end of the cache writes nothing.
-      kv_scales: float32 `[2, num_kv_heads]`; keys (0) and values (1) of a head are divided by them
+      kv_scales: float32 `[planes, num_kv_heads]`; keys and values of a head are divided by them
         before they are cast, and attention must be given the same. None: 1.
       backend: "auto": the platform's best implementation that has these dtypes; or the name of one
         as a promise.
@@ -58,11 +59,11 @@ def write_kv(
     return _WRITERS[name](kv_cache, k, v, slot_mapping, kv_scales)
 
 
-def unsupported(name: str, kv_cache: Array, *rows: Array) -> str | None:
+def unsupported(name: str, kv_cache: Array, *rows: Array | None) -> str | None:
     """Return why the backend of this name cannot write such rows into such a cache, or None."""
     reason: str | None = None
     if name == "native":
-        reason = native.unsupported(kv_cache, *rows)
+        reason = native.unsupported(kv_cache, *(array for array in rows if array is not None))
     elif name == "triton":
         reason = _triton().unsupported(kv_cache)
     return reason
@@ -87,16 +88,18 @@ def write_token_ids(
     )
 
 
-def check_rows(kv_cache: Array, k: Array, v: Array, slot_mapping: Array) -> None:
+def check_rows(kv_cache: Array, k: Array, v: Array | None, slot_mapping: Array) -> None:
     """Raise unless the keys and values of new tokens fit their slots and the cache."""
-    if kv_cache.ndim != 5 or kv_cache.shape[1] != 2:
+    num_planes = 1 if v is None else 2
+    if kv_cache.ndim != 5 or kv_cache.shape[1] != num_planes:
+        given = "keys alone" if v is None else "keys and values"
         raise ValueError(
-            f"kv_cache has shape {kv_cache.shape}; it must be "
-            "[num_blocks, 2, num_kv_heads, block_size, head_dim]."
+            f"kv_cache has shape {kv_cache.shape}; for {given} it must be "
+            f"[num_blocks, {num_planes}, num_kv_heads, block_size, head_dim]."
         )
     expected = (slot_mapping.shape[0], kv_cache.shape[2], kv_cache.shape[4])
     for name, array in (("k", k), ("v", v)):
-        if array.shape != expected:
+        if array is not None and array.shape != expected:
             raise ValueError(
                 f"{name} has shape {array.shape}; slot_mapping and kv_cache ask for "
                 f"[num_tokens, num_kv_heads, head_dim] = {expected}."
@@ -105,7 +108,7 @@ def check_rows(kv_cache: Array, k: Array, v: Array, slot_mapping: Array) -> None
         raise TypeError(f"slot_mapping has dtype {slot_mapping.dtype}; it must be int32.")
 
 
-def _writer_name(backend: str, kv_cache: Array, k: Array, v: Array) -> str:
+def _writer_name(backend: str, kv_cache: Array, k: Array, v: Array | None) -> str:
     resolve = functools.partial(
         backends.resolve_backend,
         platform=backends.current_platform(),
@@ -119,7 +122,7 @@ def _writer_name(backend: str, kv_cache: Array, k: Array, v: Array) -> str:
 def scatter_kv(
     kv_cache: Array,
     k: Array,
-    v: Array,
+    v: Array | None,
     slot_mapping: Array,
     kv_scales: Array | None,
     *,
@@ -136,7 +139,8 @@ def scatter_kv(
     # One scatter of stacked K and V, although XLA:CPU materialises the stack (1.6 MB a layer for a
     # prefill of 1024 tokens of SmolLM2): it expands each scatter into a loop of its own, and two
     # per layer cost half a second of compile time in every program of 30 layers.
-    rows = jnp.stack([k, v], axis=1)  # [num_tokens, 2, kv_heads, head_dim]
+    planes = [k] if v is None else [k, v]
+    rows = jnp.stack(planes, axis=1)  # [num_tokens, planes, kv_heads, head_dim]
     if kv_scales is not None:
         rows = rows.astype(jnp.float32) / kv_scales[None, ..., None]
     rows = _saturate(rows, kv_cache.dtype).astype(kv_cache.dtype)
@@ -163,8 +167,9 @@ def _triton() -> ModuleType:
 
 
 def _write_by_triton(
-    kv_cache: Array, k: Array, v: Array, slot_mapping: Array, kv_scales: Array | None
+    kv_cache: Array, k: Array, v: Array | None, slot_mapping: Array, kv_scales: Array | None
 ) -> Array:
+    assert v is not None, "it writes no cache of one plane"
     written: Array = _triton().write_kv(kv_cache, k, v, slot_mapping, kv_scales)
     return written
 
@@ -177,7 +182,7 @@ def _saturate(rows: Array, dtype: np.dtype[Any]) -> Array:
     return jnp.clip(rows, -largest, largest)
 
 
-type _Writer = Callable[[Array, Array, Array, Array, Array | None], Array]
+type _Writer = Callable[[Array, Array, Array | None, Array, Array | None], Array]
 
 _WRITERS: Mapping[str, _Writer] = {
     "native": native.paged_kv_write,

@@ -18,17 +18,17 @@ from paged.native import kv_write as native
 def rotate_and_write_kv(
     q: Float[Array, "num_tokens num_q_heads head_dim"],
     k: Float[Array, "num_tokens num_kv_heads head_dim"],
-    v: Float[Array, "num_tokens num_kv_heads head_dim"],
-    kv_cache: Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
+    v: Float[Array, "num_tokens num_kv_heads head_dim"] | None,
+    kv_cache: Float[Array, "num_blocks planes num_kv_heads block_size head_dim"],
     cos: Float[Array, "num_tokens half_dim"],
     sin: Float[Array, "num_tokens half_dim"],
     slot_mapping: Int[Array, " num_tokens"],
     *,
-    kv_scales: Float[Array, "2 num_kv_heads"] | None = None,
+    kv_scales: Float[Array, "planes num_kv_heads"] | None = None,
     backend: str = "auto",
 ) -> tuple[
     Float[Array, "num_tokens num_q_heads head_dim"],
-    Float[Array, "num_blocks 2 num_kv_heads block_size head_dim"],
+    Float[Array, "num_blocks planes num_kv_heads block_size head_dim"],
 ]:
     """Return the rotated queries, and the cache with the rotated keys and the values.
 
@@ -103,7 +103,7 @@ def _check_angles(q: Array, k: Array, cos: Array, sin: Array) -> None:
 def _compose(
     q: Array,
     k: Array,
-    v: Array,
+    v: Array | None,
     kv_cache: Array,
     cos: Array,
     sin: Array,
@@ -123,7 +123,7 @@ def _compose(
 
 
 type _Implementation = Callable[
-    [Array, Array, Array, Array, Array, Array, Array, Array | None], tuple[Array, Array]
+    [Array, Array, Array | None, Array, Array, Array, Array, Array | None], tuple[Array, Array]
 ]
 
 _IMPLEMENTATIONS: Mapping[str, _Implementation] = {

@@ -14,7 +14,7 @@ TENSOR_AXIS = "tp"
 """Mesh axis of tensor parallelism."""
 
 KV_CACHE_AXES = (None, None, "kv_heads", None, "head_dim")
-"""Logical axes of one layer's cache, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`."""
+"""Logical axes of one layer's cache, `[num_blocks, planes, num_kv_heads, block_size, head_dim]`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class ShardingRules:
         axis of the same array is not split then.
       embed: features of the residual stream.
       head_dim: features of one head.
+      latent: features of a vector that all heads are made of.
       layers: stacked layers.
 
     Source: Megatron-LM, arXiv:1909.08053; the form of the rules, jax-llm-examples.
@@ -44,6 +45,7 @@ class ShardingRules:
     experts: str | None = None
     embed: str | None = None
     head_dim: str | None = None
+    latent: str | None = None
     layers: str | None = None
 
     def partition_spec(self, logical_axes: Sequence[str | None]) -> PartitionSpec:

@@ -113,6 +113,7 @@ def _calls(config: EngineConfig, model: ModelConfig) -> list[AttentionCall]:
             sliding_window=window,
             soft_cap=model.attention_soft_cap,
             has_sinks=model.attention_sinks,
+            num_planes=model.kv_planes,
         )
         for window in dict.fromkeys(model.layer_windows)
     ]

@@ -321,6 +321,7 @@ def kv_cache_spec(
         head_dim=model.head_dim,
         block_size=config.block_size,
         dtype=kv_element_type(config.kv_cache_dtype),
+        num_planes=model.kv_planes,
     )
 
 
@@ -442,15 +443,22 @@ def weight_bytes(config: EngineConfig, model: ModelConfig) -> int:
 def activation_bytes(config: EngineConfig, model: ModelConfig) -> int:
     """Return an upper bound on the temporaries of the largest step.
 
-    The widest moments are the MLP (gate, up and their product for every token) and the head
-    (float32 logits of every sequence, a few copies of them while sampling); both are counted,
-    although they are never alive together.
+    The widest moments are the MLP (gate, up and their product for every token), the head (float32
+    logits of every sequence, a few copies of them while sampling), and with latent attention its
+    queries and outputs, of the width of the cache for every head; all are counted, although they
+    are never alive together.
     """
     limits = StepLimits.of(config)
     mlp_bytes = limits.max_num_batched_tokens * (3 * model.intermediate_size) * 4
     residual_bytes = limits.max_num_batched_tokens * (6 * model.hidden_size) * 4
     logits_bytes = limits.max_num_seqs * model.vocab_size * 4 * 4
-    return mlp_bytes + residual_bytes + logits_bytes + _widened_bytes(config, model)
+    latent_bytes = 0
+    if model.latent is not None:
+        # The absorbed queries, the same beside the rotated ones, rotated, and the output.
+        width = model.num_q_heads * model.head_dim
+        latent_bytes = limits.max_num_batched_tokens * (4 * width) * 4
+    widened_bytes = _widened_bytes(config, model)
+    return mlp_bytes + residual_bytes + logits_bytes + latent_bytes + widened_bytes
 
 
 def _widened_bytes(config: EngineConfig, model: ModelConfig) -> int:

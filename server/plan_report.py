@@ -28,6 +28,9 @@ def plan_text(plan: Plan) -> str:
 def _model(plan: Plan) -> str:
     model, size, workload = plan.model, plan.size, plan.settings.workload
     heads = f"{model.num_q_heads} query and {model.num_kv_heads} KV heads of {model.head_dim}"
+    if model.latent is not None:
+        vector = f"{model.latent.kv_rank} + {model.latent.rope_dim}"
+        heads = f"{model.num_q_heads} heads, one latent vector of {vector} per token"
     parameters = f"{_billions(size.total)} parameters"
     if size.unused:
         parameters += f", {_billions(size.active)} active per token"

@@ -34,6 +34,7 @@ def plan(
     num_tokens: int,
     num_q_heads: int,
     num_kv_heads: int,
+    num_planes: int,
     block_size: int,
     sliding_window: int | None,
 ) -> object:
@@ -47,6 +48,7 @@ def plan(
             num_tokens=num_tokens,
             num_q_heads=num_q_heads,
             num_kv_heads=num_kv_heads,
+            num_planes=num_planes,
             block_size=block_size,
             sliding_window=sliding_window,
         )

@@ -19,6 +19,8 @@ _FIRST_GOOD: tuple[int, ...] = (12, 9, 86)
 
 def unsupported(call: AttentionCall, compute_capability: int) -> str | None:
     """Return why the kernel cannot serve a call on a GPU, or None if it can."""
+    if call.num_planes != 2:
+        return "it does not read a cache whose keys are its values"
     group = call.num_q_heads // call.num_kv_heads
     if call.head_dim not in HEAD_DIMS:
         return f"head_dim={call.head_dim} is none of {_listed(HEAD_DIMS)}"

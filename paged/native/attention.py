@@ -30,7 +30,7 @@ def paged_attention(
 
     Args:
       q: `[num_tokens, num_q_heads, head_dim]`, one of `QUERY_DTYPES`.
-      kv_cache: `[num_blocks, 2, num_kv_heads, block_size, head_dim]`, one of `CACHE_DTYPES`.
+      kv_cache: `[num_blocks, planes, num_kv_heads, block_size, head_dim]`, one of `CACHE_DTYPES`.
       block_tables, seq_lens, query_start_loc, scale, sliding_window, soft_cap, kv_scales, sinks:
         as in the public op.
       level: index in `paged.native.library.LEVELS` of the instructions to use; -1: the best.

@@ -28,7 +28,7 @@ def unsupported(kv_cache: Array, *rows: Array) -> str | None:
 def paged_kv_write(
     kv_cache: Array,
     k: Array,
-    v: Array,
+    v: Array | None,
     slot_mapping: Array,
     kv_scales: Array | None,
     *,
@@ -43,16 +43,16 @@ def paged_kv_write(
       level: index in `paged.native.library.LEVELS` of the instructions to use; -1: the best.
     """
     call = jax.ffi.ffi_call(WRITE_TARGET, _like(kv_cache), input_output_aliases={0: 0})
-    updated: Array = call(
-        kv_cache, k, v, slot_mapping, _or_empty(kv_scales, kv_cache), level=np.int32(level)
-    )
+    # Values that there are not are not read.
+    values, scales = k if v is None else v, _or_empty(kv_scales, kv_cache)
+    updated: Array = call(kv_cache, k, values, slot_mapping, scales, level=np.int32(level))
     return updated
 
 
 def paged_rotate_and_write(
     q: Array,
     k: Array,
-    v: Array,
+    v: Array | None,
     kv_cache: Array,
     cos: Array,
     sin: Array,
@@ -64,9 +64,9 @@ def paged_rotate_and_write(
     """Return `paged.rope_write.rotate_and_write_kv` of these arguments; needs `load_library`."""
     outputs = (_like(q), _like(kv_cache))
     call = jax.ffi.ffi_call(ROTATE_TARGET, outputs, input_output_aliases={1: 1})
-    scales = _or_empty(kv_scales, kv_cache)
+    values, scales = k if v is None else v, _or_empty(kv_scales, kv_cache)
     rotated, updated = call(
-        q, kv_cache, k, v, cos, sin, slot_mapping, scales, level=np.int32(level)
+        q, kv_cache, k, values, cos, sin, slot_mapping, scales, level=np.int32(level)
     )
     return rotated, updated
 

@@ -28,10 +28,12 @@ def plan(
     num_tokens: int,
     num_q_heads: int,
     num_kv_heads: int,
+    num_planes: int,
     block_size: int,
     sliding_window: int | None,
 ) -> AttentionPlan:
     """Return the items of a batch, as `paged.attention.plan_attention` documents."""
+    del num_planes  # two: see `unsupported`
     programs = _ITEMS_PER_MULTIPROCESSOR * current_gpu().num_multiprocessors
     return make_plan(
         block_tables,

@@ -52,6 +52,8 @@ def write_kv_with(
 
 def unsupported(kv_cache: Array) -> str | None:
     """Return why `write_kv` cannot fill this cache, or None if it can."""
+    if kv_cache.shape[1] != 2:
+        return "it does not write a cache whose keys are its values"
     if kv_cache.dtype == jnp.float8_e5m2:
         return "it does not write float8_e5m2"
     return None

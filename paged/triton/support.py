@@ -10,6 +10,8 @@ MAX_GROUP = 64
 
 def unsupported(call: AttentionCall) -> str | None:
     """Return why the kernels cannot serve a call, or None if they can."""
+    if call.num_planes != 2:
+        return "it does not read a cache whose keys are its values"
     group = call.num_q_heads // call.num_kv_heads
     if call.head_dim not in HEAD_DIMS:
         return f"head_dim={call.head_dim} is none of {_listed(HEAD_DIMS)}"

@@ -136,7 +136,9 @@ def _step_tokens(speed: Speed) -> Suggestion:
 def _block_size(fit: Fit, workload: Workload) -> Suggestion:
     value = best_block_size(workload)
     waste = _waste(workload, value)
-    run = value * fit.spec.bytes_per_token // (2 * fit.spec.num_layers * fit.spec.num_kv_heads)
+    spec = fit.spec
+    num_runs = spec.num_planes * spec.num_layers * spec.num_kv_heads
+    run = value * spec.bytes_per_token // num_runs
     reason = f"{waste:.1%} of a request's {workload.total_len:,} tokens lies empty or unshared; "
     reason += f"a head's keys are read {run / 1024:g} KiB at a time"
     return Suggestion("--block-size", str(value), reason)

@@ -105,7 +105,12 @@ def make_plan(name: str, model: ModelConfig, gpus: Sequence[GPU], settings: Plan
     dtype = resolve_dtype("auto", model)
     kv_cache_dtype = settings.kv_cache_dtype or dtype
     spec = KVCacheSpec(
-        model.num_layers, model.num_kv_heads, model.head_dim, 1, kv_element_type(kv_cache_dtype)
+        model.num_layers,
+        model.num_kv_heads,
+        model.head_dim,
+        block_size=1,
+        dtype=kv_element_type(kv_cache_dtype),
+        num_planes=model.kv_planes,
     )
     sizes = _parallel_sizes(model, settings.tensor_parallel_size)
     plans = tuple(_plan_gpu(model, gpu, sizes, dtype, settings) for gpu in gpus)

@@ -43,7 +43,7 @@ class Roofline:
 
         flops   = 2 T layer_matmul + 2 S head + 4 L N H P
         bytes   = (layers + experts touched + head if S) weight_bytes
-                + (C + T) 2 L K H kv_bytes
+                + (C + T) 2 L K H kv_bytes (without the 2 for latent attention, where K is 1)
         touched = 1 - (1 - k / E) ** T
         compute = flops / R / (compute_efficiency * peak)
         memory  = bytes / R / (memory_efficiency * bandwidth)
@@ -167,6 +167,7 @@ class Roofline:
             head_dim=self.model.head_dim,
             block_size=block_size,
             dtype=_NUMPY_NAMES[self.kv_cache_dtype],
+            num_planes=self.model.kv_planes,
         )
 
     def num_blocks(

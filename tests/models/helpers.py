@@ -64,7 +64,12 @@ class PagedModel:
             split_by=None if mesh is None else rules,
         )
         spec = KVCacheSpec(
-            layers_per_group(groups), split.whole.num_kv_heads, config.head_dim, BLOCK_SIZE, dtype
+            layers_per_group(groups),
+            split.whole.num_kv_heads,
+            config.head_dim,
+            BLOCK_SIZE,
+            dtype,
+            config.kv_planes,
         )
         num_blocks = 1 + len(groups) * NUM_SEQS * MAX_BLOCKS
         self.params = params

@@ -38,6 +38,7 @@ NUM_FIRST = 9  # tokens of the first pass with a cache
 # Standard deviations of the weights: wide enough that every feature moves the logits.
 SCALES = {"embed_tokens": 0.3, "lm_head": 0.3, "norm": 0.3}
 PROJECTION_SCALE = 0.2
+FLOAT32 = "e_score_correction_bias"  # a buffer, which checkpoints have in float32
 
 
 def granite() -> tuple[str, dict[str, Any], dict[str, Any]]:
@@ -66,7 +67,84 @@ def phi3_longrope() -> tuple[str, dict[str, Any], dict[str, Any]]:
     return "Phi3", numbers, rope
 
 
-RECIPES = {recipe.__name__: recipe for recipe in (granite, phi3_longrope)}
+DEEPSEEK = {
+    **COMMON,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+YARN = {
+    "rope_theta": 10000.0,
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
+
+
+def deepseek_v2() -> tuple[str, dict[str, Any], dict[str, Any]]:
+    numbers = {
+        **DEEPSEEK,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "n_shared_experts": 2,
+        "routed_scaling_factor": 1.6,
+    }
+    return "DeepseekV2", numbers, {"rope_theta": 10000.0, "rope_type": "default"}
+
+
+def deepseek_v2_lite() -> tuple[str, dict[str, Any], dict[str, Any]]:
+    numbers = {**DEEPSEEK, "q_lora_rank": None, "topk_method": "greedy", "n_shared_experts": 2}
+    return "DeepseekV2", numbers, {**YARN, "mscale": 0.707, "mscale_all_dim": 0.5}
+
+
+def deepseek_v3() -> tuple[str, dict[str, Any], dict[str, Any]]:
+    numbers = {
+        **DEEPSEEK,
+        "n_group": 4,
+        "topk_group": 2,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 2.5,
+    }
+    return "DeepseekV3", numbers, {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
+
+
+def deepseek_v3_plain() -> tuple[str, dict[str, Any], dict[str, Any]]:
+    # As Moonlight: no latent queries, no groups; and what no published checkpoint has.
+    numbers = {
+        **DEEPSEEK,
+        "q_lora_rank": None,
+        "n_group": 1,
+        "topk_group": 1,
+        "n_shared_experts": 2,
+        "routed_scaling_factor": 2.446,
+        "norm_topk_prob": False,
+        "attention_bias": True,
+        "rope_interleave": False,
+    }
+    return "DeepseekV3", numbers, {"rope_theta": 50000.0, "rope_type": "default"}
+
+
+RECIPES = {
+    recipe.__name__: recipe
+    for recipe in (
+        granite,
+        phi3_longrope,
+        deepseek_v2,
+        deepseek_v2_lite,
+        deepseek_v3,
+        deepseek_v3_plain,
+    )
+}
 
 
 def make(name: str) -> None:
@@ -83,10 +161,16 @@ def make(name: str) -> None:
             kind = next((kind for kind in SCALES if kind in path), None)
             drawn = torch.randn(parameter.shape) * SCALES.get(kind, PROJECTION_SCALE)
             parameter.copy_((1 + drawn if kind == "norm" else drawn).bfloat16().float())
+        for path, buffer in model.named_buffers():
+            if path.endswith(FLOAT32):
+                buffer.copy_(torch.randn(buffer.shape) * PROJECTION_SCALE)
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
     write_configs(folder, config.to_dict(), f"{family}ForCausalLM", rope)
-    tensors = {path: value.bfloat16().contiguous() for path, value in model.state_dict().items()}
+    tensors = {
+        path: value if path.endswith(FLOAT32) else value.bfloat16().contiguous()
+        for path, value in by_expert(model.state_dict()).items()
+    }
     if config.tie_word_embeddings:
         del tensors["lm_head.weight"]
     save = importlib.import_module("safetensors.torch").save_file
@@ -98,6 +182,23 @@ def make(name: str) -> None:
         "cases": cases,
     }
     (folder / "expected.json").write_text(json.dumps(expected))
+
+
+def by_expert(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return tensors named as in published checkpoints, which have those of each expert apart."""
+    apart = {}
+    for path, value in tensors.items():
+        before, is_stack, layer = path.partition(".experts.")
+        if not is_stack:
+            apart[path] = value
+            continue
+        parts = {layer: value}
+        if layer == "gate_up_proj":
+            parts = dict(zip(("gate_proj", "up_proj"), value.chunk(2, dim=1), strict=True))
+        for part, stack in parts.items():
+            for expert, weight in enumerate(stack):
+                apart[f"{before}.experts.{expert}.{part}.weight"] = weight
+    return apart
 
 
 def write_configs(

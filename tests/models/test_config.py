@@ -354,7 +354,7 @@ def test_impossible_value_is_refused(change: dict[str, Any], message: str) -> No
     [
         (
             {"architectures": ["MambaForCausalLM"]},
-            "MambaForCausalLM is not implemented; supported: Gemma2ForCausalLM, Gemma3ForCausalLM",
+            "MambaForCausalLM is not implemented; supported: DeepseekV2ForCausalLM, DeepseekV3",
         ),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not implemented; supported: silu, swish"),
         ({"sliding_window": 8}, "sliding_window=8 is not implemented for LlamaForCausalLM"),

@@ -17,7 +17,7 @@ from paged.models.weights import SafetensorsSource, load_params
 from tests.models.dense import dense_logits as reference_logits
 from tests.models.dense import random_params
 from tests.models.test_decoder import CONFIG
-from tests.models.test_golden_tiny import EXPERT_MODELS, MODELS
+from tests.models.test_golden_tiny import EXPERT_MODELS, LATENT_MODELS, MODELS
 
 
 def load_tiny(data_dir: Path, name: str) -> tuple[Any, Any, list[dict[str, Any]]]:
@@ -35,7 +35,17 @@ def padded(rows: list[list[int]]) -> jax.Array:
     return jnp.asarray([row + [0] * (length - len(row)) for row in rows], jnp.int32)
 
 
-@pytest.mark.parametrize("name", [*MODELS, *EXPERT_MODELS])
+# The others are combinations of what these have.
+QUICK = {*MODELS, *EXPERT_MODELS} - {*LATENT_MODELS} | {"deepseek_v3"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
+        for name in (*MODELS, *EXPERT_MODELS)
+    ],
+)
 def test_logits_equal_the_reference(data_dir: Path, name: str) -> None:
     graphdef, params, cases = load_tiny(data_dir, name)
     ids = padded([case["prompt_ids"] for case in cases])
@@ -82,8 +92,15 @@ def test_gradient_is_the_slope_of_an_independent_implementation() -> None:
         assert sum(jax.tree.leaves(products)) == pytest.approx(slope, rel=2e-3)
 
 
-# Soft caps and norms around; sinks, and experts with biases.
-@pytest.mark.parametrize(("name", "remat"), [("gemma2", False), ("gpt_oss", True)])
+# Soft caps and norms around; sinks, and experts with biases; latent vectors.
+@pytest.mark.parametrize(
+    ("name", "remat"),
+    [
+        ("gemma2", False),
+        ("gpt_oss", True),
+        pytest.param("deepseek_v2", False, marks=pytest.mark.slow),
+    ],
+)
 def test_gradient_is_the_slope_of_the_loss(data_dir: Path, name: str, remat: bool) -> None:
     graphdef, params, cases = load_tiny(data_dir, name)
     ids = padded([case["prompt_ids"] for case in cases])

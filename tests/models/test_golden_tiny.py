@@ -34,7 +34,8 @@ MODELS = (
     "qwen2_yarn",
     "qwen3",
 )
-EXPERT_MODELS = ("gpt_oss", "gpt_oss_mxfp4", "mixtral", "qwen3_moe")
+LATENT_MODELS = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "deepseek_v3_plain")
+EXPERT_MODELS = (*LATENT_MODELS, "gpt_oss", "gpt_oss_mxfp4", "mixtral", "qwen3_moe")
 BY_EXPERT = ShardingRules(experts="tp")
 CHUNK_SIZES = {0: 5, 1: 16}
 # What transformers in bfloat16 is off by, at most and on average, if more than (0.43, 0.046).
@@ -101,13 +102,15 @@ SPLITS = [
     # 64 features of an MXFP4 expert are two groups.
     if n == 2 or name not in (*TWO_Q_HEADS, "gpt_oss_mxfp4")
 ] + [(name, n, BY_EXPERT) for name in EXPERT_MODELS for n in (2, 4)]
-# Copies of kv heads, norms over all heads, head norms, experts; the others are combinations.
+# Copies of kv heads, norms over all heads, head norms, experts, latent vectors; the others are
+# combinations.
 QUICK_SPLITS = (
     ("llama", 4, RULES),
     ("olmo2", 2, RULES),
     ("gemma3_text", 4, RULES),
     ("mixtral", 2, RULES),
     ("qwen3_moe", 4, BY_EXPERT),
+    ("deepseek_v3", 4, RULES),
 )
 
 
@@ -157,7 +160,17 @@ def test_bfloat16_logits_stay_within_rounding_of_the_reference(
     assert errors.mean() < 1.3 * mean
 
 
-@pytest.mark.parametrize("name", EXPERT_MODELS)
+# Slow are those that differ from others only in what float32 shows as well.
+SLOW_IN_BFLOAT16 = ("deepseek_v2_lite", "deepseek_v3_plain")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW_IN_BFLOAT16 else [])
+        for name in EXPERT_MODELS
+    ],
+)
 def test_bfloat16_logits_of_experts_are_near_the_reference_on_average(
     data_dir: Path, name: str, backend: str
 ) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from paged.models.config import ModelConfig
 from paged.models.forward import abstract_model
+from paged.models.latent_config import LatentConfig
 from paged.models.model_size import model_size
-from paged.models.moe_config import ExpertsConfig
+from paged.models.moe_config import ExpertsConfig, GroupRouting
 from paged.models.tensor_parallel import TensorParallel
 from paged.models.weight_bytes import count_weight_bytes
 from paged.sharding import ShardingRules
@@ -52,6 +53,23 @@ GPT_OSS_20B = ModelConfig(
     rms_norm_eps=1e-5,
     experts=ExpertsConfig(32, 4, 2880, router_bias=True, expert_bias=True, is_mxfp4=True),
 )  # fmt: skip
+DEEPSEEK_V2_LITE = ModelConfig(
+    "DeepseekV2ForCausalLM", 102400, 2048, 10944, 27, 16, 1, 576,
+    max_position_embeddings=163840, rms_norm_eps=1e-6,
+    latent=LatentConfig(512, None, 128, 64, 128),
+    experts=ExpertsConfig(
+        64, 6, 1408, normalize=False, dense_layers=(0,), routing=GroupRouting(), shared_size=2816
+    ),
+)  # fmt: skip
+DEEPSEEK_V3 = ModelConfig(
+    "DeepseekV3ForCausalLM", 129280, 7168, 18432, 61, 128, 1, 576,
+    max_position_embeddings=163840, rms_norm_eps=1e-6,
+    latent=LatentConfig(512, 1536, 128, 64, 128),
+    experts=ExpertsConfig(
+        256, 8, 2048, dense_layers=(0, 1, 2), shared_size=2048,
+        routing=GroupRouting(True, 8, 4, has_bias=True, scale=2.5),
+    ),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -60,6 +78,9 @@ GPT_OSS_20B = ModelConfig(
         (MIXTRAL, 46_702_792_704, 12.9e9),
         (QWEN3_30B_A3B, 30_532_122_624, 3.3e9),
         (GPT_OSS_20B, 20_914_757_184, 4.2e9),  # 3.6e9 without the embedding, which is not a product
+        (DEEPSEEK_V2_LITE, 15_706_484_224, 2.66e9),
+        # 14,848 are biases of the choice of experts; "37B activated".
+        (DEEPSEEK_V3, 671_026_404_352 + 58 * 256, 37.5e9),
     ],
 )
 def test_mixtures_have_the_published_number_of_parameters(
@@ -70,7 +91,7 @@ def test_mixtures_have_the_published_number_of_parameters(
     assert size.active == pytest.approx(active, rel=0.02)
 
 
-@pytest.mark.parametrize("name", ["olmo2", "mixtral", "gpt_oss_mxfp4", "llama_awq"])
+@pytest.mark.parametrize("name", ["olmo2", "mixtral", "gpt_oss_mxfp4", "llama_awq", "deepseek_v3"])
 def test_bytes_are_those_of_the_parameters(name: str):
     config = tiny(name)
     config = dataclasses.replace(config, num_layers=3, layer_windows=())

@@ -11,9 +11,10 @@ from flax import nnx
 
 from paged.models.branch import Branch
 from paged.models.expert_groups import map_groups, sort_pairs
+from paged.models.group_routing import choose_in_groups
 from paged.models.layers import RMSNorm
 from paged.models.moe import SparseMLP
-from paged.models.moe_config import ExpertsConfig
+from paged.models.moe_config import ExpertsConfig, GroupRouting
 from paged.models.quantized.form import store
 from paged.models.quantized.int8_weight import Int8Form
 from paged.native.expert_linear import pack_experts
@@ -171,3 +172,47 @@ def test_experts_in_int8_are_computed_as_their_widened_weights(native):
         errors = np.abs(run(stored, x, 20).astype(np.float64) - expected)
         assert np.median(errors) < 0.02
         assert errors.mean() < 0.1
+
+
+def choice_of_row(
+    logits: np.ndarray, bias: np.ndarray | None, config: ExpertsConfig, routing: GroupRouting
+) -> dict[int, float]:
+    """The experts of one row with their scales, in plain Python and float64."""
+    weights = np.exp(logits - logits.max())
+    scores = 1 / (1 + np.exp(-logits)) if routing.is_sigmoid else weights / weights.sum()
+    ranks = scores if bias is None else scores + bias
+    size = len(ranks) // routing.num_groups
+    groups = [list(range(g * size, (g + 1) * size)) for g in range(routing.num_groups)]
+
+    def worth(group: list[int]) -> float:
+        return sum(sorted((ranks[e] for e in group), reverse=True)[: 1 if bias is None else 2])
+
+    allowed = sorted(groups, key=worth, reverse=True)[: routing.num_chosen_groups]
+    best = sorted((e for group in allowed for e in group), key=lambda e: -ranks[e])
+    best = best[: config.num_experts_per_token]
+    divisor = sum(scores[e] for e in best) if config.normalize else 1.0
+    return {e: scores[e] / divisor * routing.scale for e in best}
+
+
+@pytest.mark.parametrize(
+    "routing",
+    [
+        GroupRouting(scale=1.5),
+        GroupRouting(num_groups=4, num_chosen_groups=2, scale=16.0),
+        GroupRouting(is_sigmoid=True, has_bias=True, scale=2.5),
+        GroupRouting(True, num_groups=4, num_chosen_groups=2, has_bias=True, scale=2.5),
+        GroupRouting(True, num_groups=12, num_chosen_groups=5, has_bias=True),
+    ],
+)
+@pytest.mark.parametrize("normalize", [False, True])
+def test_experts_are_chosen_within_the_best_groups(routing: GroupRouting, normalize: bool):
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 2, (50, 12)).astype(np.float32)
+    # So that it decides, and below zero: a masked score of zero would win.
+    bias = rng.normal(-1, 0.5, 12).astype(np.float32) if routing.has_bias else None
+    config = ExpertsConfig(12, 4, 8, normalize=normalize, routing=routing)
+    chosen, scales = jax.jit(lambda x, b: choose_in_groups(x, b, config, routing))(logits, bias)
+    for row in range(50):
+        expected = choice_of_row(logits[row].astype(np.float64), bias, config, routing)
+        assert chosen[row].tolist() == list(expected)
+        np.testing.assert_allclose(scales[row], list(expected.values()), rtol=1e-5)

@@ -9,9 +9,12 @@ import pytest
 from paged.models.config import ModelConfig, UnsupportedModelError
 from paged.models.errors import CheckpointError
 from paged.models.forward import abstract_model
-from paged.models.moe_config import ExpertsConfig
+from paged.models.latent_config import LatentConfig, latent_scale
+from paged.models.moe_config import ExpertsConfig, GroupRouting
+from paged.models.rope_config import RopeConfig
 
-NAMES = ("gpt_oss", "gpt_oss_mxfp4", "mixtral", "qwen3_moe")
+DEEPSEEK = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "deepseek_v3_plain")
+NAMES = (*DEEPSEEK, "gpt_oss", "gpt_oss_mxfp4", "mixtral", "qwen3_moe")
 
 
 def read(data_dir: Path, name: str, file: str = "config.json", **changes: Any) -> ModelConfig:
@@ -83,7 +86,18 @@ def test_gpt_oss_alternates_windows_and_has_sinks_and_biases(data_dir: Path):
             "shared experts.*supported: .*Mixt",
         ),
         ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, r"'awq'.*supported: mxfp4"),
-        ("mixtral", {"architectures": ["DeepseekV3ForCausalLM"]}, "its latent attention"),
+        ("mixtral", {"architectures": ["DeepseekV32ForCausalLM"]}, "an indexer chooses"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method='noaux_tc': this rou.*'greedy'"),
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob=True: .* not implemented"),
+        ("deepseek_v2", {"mlp_bias": True}, "mlp_bias=True is not implemented for DeepseekV2"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func='softmax'.* of 'sigmoid'"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq=2: this routing"),
+        ("deepseek_v3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim=7 is odd; rotary embedding"),
+        (
+            "deepseek_v3",
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+            "scales for blocks of weights, as DeepSeek's",
+        ),
     ],
 )
 def test_what_is_not_implemented_is_named(
@@ -91,6 +105,65 @@ def test_what_is_not_implemented_is_named(
 ):
     with pytest.raises(UnsupportedModelError, match=message):
         read(data_dir, name, **changes)
+
+
+def test_deepseek_v2_is_read(data_dir: Path):
+    config = read(data_dir, "deepseek_v2")
+    assert (config.num_kv_heads, config.head_dim, config.kv_planes) == (1, 40, 1)
+    assert config.latent == LatentConfig(32, 24, 16, 8, 12)
+    routing = GroupRouting(num_groups=4, num_chosen_groups=2, scale=1.6)
+    assert experts(config) == ExpertsConfig(
+        8, 3, 32, normalize=False, dense_layers=(0,), routing=routing, shared_size=64
+    )
+    assert config.attention_scale == pytest.approx(24**-0.5)
+
+
+def test_deepseek_v3_takes_the_defaults_of_transformers(data_dir: Path):
+    absent = dict.fromkeys(
+        ("n_group", "topk_group", "routed_scaling_factor", "norm_topk_prob", "n_shared_experts")
+    )
+    changes = absent | {"first_k_dense_replace": None, "n_routed_experts": 16}
+    config = experts(read(data_dir, "deepseek_v3", **changes, num_hidden_layers=5))
+    routing = GroupRouting(True, 8, 4, has_bias=True, scale=2.5)
+    assert config == ExpertsConfig(
+        16, 3, 32, dense_layers=(0, 1, 2), routing=routing, shared_size=32
+    )
+    sparse = experts(read(data_dir, "deepseek_v3", first_k_dense_replace=0))
+    assert sparse.dense_layers == ()
+
+
+@pytest.mark.parametrize(
+    ("rope", "factor"),
+    [
+        (RopeConfig(), 1.0),
+        (RopeConfig("yarn", factor=40.0, mscale=1.0), 1.0),
+        # 0.1 ln(40) + 1 = 1.3689, squared: what DeepSeek's inference code multiplies by.
+        (RopeConfig("yarn", factor=40.0, mscale=1.0, mscale_all_dim=1.0), 1.8738542),
+        (RopeConfig("yarn", factor=40.0, mscale=0.707, mscale_all_dim=0.707), 1.5896262),
+    ],
+)
+def test_yarn_scales_latent_logits(rope: RopeConfig, factor: float):
+    latent = LatentConfig(512, None, 128, 64, 128)
+    assert latent_scale(latent, rope) == pytest.approx(192**-0.5 * factor, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_group": 3}, "n_group=3 of the model's config must divide its 8 experts"),
+        ({"topk_group": 5}, "topk_group=5 must not exceed it"),
+        ({"topk_group": 1}, "num_experts_per_tok=3 .* the experts of topk_group=1 of its 4 groups"),
+        ({"first_k_dense_replace": -1}, "first_k_dense_replace=-1 .* must be a positive integer"),
+        ({"kv_lora_rank": None}, "has no 'kv_lora_rank'"),
+        ({"q_lora_rank": 0}, "q_lora_rank=0 of the model's config must be a positive integer"),
+        ({"n_routed_experts": None}, "has no 'n_routed_experts'"),
+    ],
+)
+def test_impossible_deepseek_configs_are_refused(
+    data_dir: Path, changes: dict[str, Any], message: str
+):
+    with pytest.raises(CheckpointError, match=message):
+        read(data_dir, "deepseek_v3", **changes)
 
 
 def test_experts_that_a_checkpoint_has_in_few_bits_are_refused(data_dir: Path):

@@ -105,17 +105,29 @@ def test_packed_and_unpacked_models_give_the_same_logits(native, data_dir):
         assert errors.mean() < 0.06
 
 
-@pytest.mark.parametrize("quantization", ["int8", "fp8", "int4"])
-def test_products_are_those_of_the_stored_weights_in_full(native, data_dir, quantization):
-    config, params = load(data_dir, "llama", "float32", quantization)
-    _, plain = load(data_dir, "llama", "float32", None)
+@pytest.mark.parametrize(
+    ("name", "quantization", "num_layers"),
+    [
+        ("llama", "int8", 2 * 7 + 1),  # the layers, and a head
+        ("llama", "fp8", 2 * 7),
+        ("llama", "int4", 2 * 7 + 1),
+        # A dense layer, one with three stacks of experts and a shared MLP, and a head; not the
+        # matrices of each head between its keys and values and the latent vectors.
+        ("deepseek_v3", "int8", (4 + 3) + (4 + 3 + 3) + 1),
+    ],
+)
+def test_products_are_those_of_the_stored_weights_in_full(
+    native, data_dir, name, quantization, num_layers
+):
+    config, params = load(data_dir, name, "float32", quantization)
+    _, plain = load(data_dir, name, "float32", None)
     graphdef, _ = abstract_model(config, dtype="float32", quantization=quantization)
     widened = {}
     for path, layer in nnx.iter_modules(nnx.merge(graphdef, params)):
         weight = getattr(layer, "weight", None)
         if weight is not None and not isinstance(weight, nnx.Param):
             widened[(*path, "weight")] = jnp.asarray(in_full(weight))
-    assert len(widened) == 2 * 7 + (quantization != "fp8")  # the layers, and a head
+    assert len(widened) == num_layers
     leaves = [
         (path, leaf.replace(widened[path].reshape(leaf.shape)) if path in widened else leaf)
         for path, leaf in nnx.to_flat_state(plain)

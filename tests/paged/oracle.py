@@ -34,6 +34,7 @@ class Shape:
     cache_dtype: str | None = None  # None: dtype
     has_kv_scales: bool = False
     has_sinks: bool = False
+    num_planes: int = 2
 
     @property
     def max_context(self) -> int:
@@ -54,12 +55,12 @@ class Batch:
 
     shape: Shape
     q: Numbers = dataclasses.field(repr=False)  # [num_tokens, num_q_heads, head_dim]
-    # [num_blocks, 2, num_kv_heads, block_size, head_dim]
+    # [num_blocks, planes, num_kv_heads, block_size, head_dim]
     kv_cache: Numbers = dataclasses.field(repr=False)
     block_tables: Numbers = dataclasses.field(repr=False)  # [num_seqs, max_blocks_per_seq]
     seq_lens: Numbers  # [num_seqs]
     query_start_loc: Numbers  # [num_seqs + 1]
-    kv_scales: Numbers | None = None  # [2, num_kv_heads]
+    kv_scales: Numbers | None = None  # [planes, num_kv_heads]
     sinks: Numbers | None = None  # [num_q_heads]
 
     @property
@@ -85,8 +86,10 @@ def make_batch(
     # As many for every batch of a shape, or each would be compiled anew.
     num_blocks = 8 + shape.num_seqs * shape.max_blocks_per_seq
     assert shared_blocks < 8
-    poison = rng.choice([np.nan, np.inf, -np.inf], (num_blocks, 2, 1, block_size, 1))
-    kv_shape = (num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim)
+    poison = rng.choice([np.nan, np.inf, -np.inf], (num_blocks, shape.num_planes, 1, block_size, 1))
+    kv_shape = (
+        num_blocks, shape.num_planes, shape.num_kv_heads, block_size, shape.head_dim
+    )  # fmt: skip
     kv_cache = np.broadcast_to(poison, kv_shape).copy()
     values = rng.standard_normal(kv_shape)
     free = [int(block) for block in rng.permutation(np.arange(1, num_blocks))]
@@ -117,7 +120,7 @@ def make_batch(
     num_q_heads = shape.num_kv_heads * shape.queries_per_kv
     q = rng.standard_normal((shape.num_tokens, num_q_heads, shape.head_dim))
     q[query_start_loc[-1] :] = np.nan
-    scales = rng.uniform(0.5, 2.0, (2, shape.num_kv_heads)).astype(np.float32)
+    scales = rng.uniform(0.5, 2.0, (shape.num_planes, shape.num_kv_heads)).astype(np.float32)
     # Some far below the other logits, some far above, where they take all the weight.
     sinks = rng.uniform(-8.0, 12.0, num_q_heads).astype(np.float32)
     return Batch(
@@ -147,12 +150,12 @@ def dense_attention(batch: Batch) -> Numbers:
         slots = batch.kv_cache[blocks, :, :, positions % shape.block_size].astype(np.float64)
         if batch.kv_scales is not None:
             slots *= batch.kv_scales[:, :, None]
-        slots = np.repeat(slots, shape.queries_per_kv, axis=2)  # [context, 2, num_q_heads, H]
+        slots = np.repeat(slots, shape.queries_per_kv, axis=2)  # [context, planes, num_q_heads, H]
         query_positions = context - (stop - start) + np.arange(stop - start)
         for row, position in zip(range(start, stop), query_positions, strict=True):
             window = shape.sliding_window or context
             seen = slice(max(0, position - window + 1), position + 1)
-            keys, values = slots[seen, 0], slots[seen, 1]
+            keys, values = slots[seen, 0], slots[seen, -1]
             logits = np.einsum("NH,SNH->NS", q[row], keys) * scale
             if shape.soft_cap is not None:
                 logits = shape.soft_cap * np.tanh(logits / shape.soft_cap)

@@ -34,6 +34,20 @@ SHAPES = {
         90, 4, 20, 16, 2, 3, 64, "bfloat16", cache_dtype="float8_e5m2", sliding_window=50
     ),
     "decode_sinks": Shape(8, 8, 20, 16, 2, 4, 64, "bfloat16", soft_cap=9.0, has_sinks=True),
+    "one_plane": Shape(70, 4, 20, 16, 1, 16, 72, num_planes=1),
+    "one_plane_fp8": Shape(
+        40,
+        6,
+        10,
+        16,
+        2,
+        5,
+        24,
+        "bfloat16",
+        cache_dtype="float8_e4m3fn",
+        has_kv_scales=True,
+        num_planes=1,
+    ),
     "fewer_tokens_than_seqs": Shape(5, 9, 10, 16, 1, 7, 8),
 }
 
@@ -193,6 +207,7 @@ def call_of(shape: Shape) -> AttentionCall:
         q_dtype=shape.dtype,
         kv_cache_dtype=shape.cache_dtype or shape.dtype,
         sliding_window=shape.sliding_window,
+        num_planes=shape.num_planes,
     )
 
 
@@ -215,7 +230,7 @@ def test_native_refuses_what_it_has_no_kernel_for(native):
         jax.eval_shape(op, *changed(CACHE, VALID[CACHE].shape, "float16"))
 
 
-@pytest.mark.parametrize("name", ["decode", "mixed", "window"])
+@pytest.mark.parametrize("name", ["decode", "mixed", "window", "one_plane"])
 def test_plan_made_once_serves_every_layer(backend: str, name: str):
     shape = SHAPES[name]
     seqs = [(130, 1), (33, 2), (70, 1)]
@@ -280,6 +295,11 @@ Q, CACHE, TABLES, LENS, STARTS = range(5)
         (changed(Q, (96, 7, 64)), ValueError, "num_q_heads=7 must be a multiple of num_kv_heads=2"),
         (changed(Q, (96, 8, 32)), ValueError, "q has head_dim=32 and kv_cache has head_dim=64"),
         (changed(CACHE, (64, 3, 2, 16, 64)), ValueError, r"kv_cache has shape \(64, 3, 2, 16, 64"),
+        (
+            changed(CACHE, (64, 0, 2, 16, 64)),
+            ValueError,
+            r"it must be one layer, \[num_blocks, 1 or",
+        ),
         (changed(CACHE, (64, 2, 2, 16)), ValueError, r"kv_cache has shape \(64, 2, 2, 16\)"),
         (changed(CACHE, (64, 2, 2, 16, 64), "int8"), TypeError, "kv_cache has dtype int8"),
         (changed(TABLES, (5,)), ValueError, r"block_tables has shape \(5,\)"),

@@ -35,6 +35,20 @@ def test_bytes_per_token(layers: int, kv_heads: int, kib_per_token: int, gib_at_
     assert spec(layers, kv_heads, "float32").bytes_per_token == 2 * whole.bytes_per_token
 
 
+@pytest.mark.parametrize(
+    ("layers", "bytes_per_token"),
+    [
+        # "70.272 KB" in the table of arXiv:2505.09343, which has 516.096 KB for Llama 3.1 405B.
+        pytest.param(61, 70_272, id="DeepSeek-V3"),
+        pytest.param(27, 31_104, id="DeepSeek-V2-Lite"),
+    ],
+)
+def test_latent_vectors_are_kept_once(layers: int, bytes_per_token: int):
+    latent = KVCacheSpec(layers, 1, 512 + 64, block_size=16, dtype="bfloat16", num_planes=1)
+    assert latent.bytes_per_token == bytes_per_token
+    assert latent.layer_shape(5) == (5, 1, 1, 16, 576)
+
+
 @pytest.mark.parametrize(("tokens", "total"), [(4864, 139_460_608), (21_520, 617_021_440)])
 def test_bytes_of_whole_contexts(tokens: int, total: int):
     assert tokens * QWEN_1_5B.bytes_per_token == total
@@ -71,6 +85,11 @@ def test_every_size_is_at_least_one(name: str):
     sizes = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 1, "block_size": 1} | {name: 0}
     with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"):
         KVCacheSpec(**sizes, dtype="float32")
+
+
+def test_there_are_one_or_two_planes():
+    with pytest.raises(ValueError, match="num_planes=3 must be 1 or 2"):
+        KVCacheSpec(1, 1, 8, 16, "float32", num_planes=3)
 
 
 def test_allocated_cache_has_the_size_that_the_spec_computes():

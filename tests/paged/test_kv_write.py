@@ -42,6 +42,17 @@ def test_rows_land_in_their_slots_and_nothing_else_changes(backend: str):
     np.testing.assert_array_equal(after, expected)
 
 
+def test_a_cache_of_one_plane_takes_keys_alone(backend: str):
+    before = np.random.default_rng(0).standard_normal(CACHE_SHAPE).astype(np.float32)[:, :1]
+    k, slots = random_rows(3, 1), np.array([5, 23, 8], np.int32)
+    cache, rows = jnp.asarray(before), jnp.asarray(k)
+    after = np.asarray(write_kv(cache, rows, None, jnp.asarray(slots), backend=backend))
+    expected = before.copy()
+    for slot, key in zip(slots, k, strict=True):
+        expected[slot // BLOCK_SIZE, 0, :, slot % BLOCK_SIZE] = key
+    np.testing.assert_array_equal(after, expected)
+
+
 def test_rows_are_rounded_to_the_dtype_of_the_cache(backend: str):
     k, v = random_rows(2, 3), random_rows(2, 4)
     slots = jnp.array([4, 9], jnp.int32)
@@ -169,6 +180,16 @@ SLOTS = jax.ShapeDtypeStruct((5,), jnp.int32)
             (jax.ShapeDtypeStruct((6, 3, 4, 8), jnp.float32), ROWS, ROWS, SLOTS),
             ValueError,
             r"kv_cache has shape \(6, 3, 4, 8\)",
+        ),
+        (
+            (CACHE, ROWS, None, SLOTS),
+            ValueError,
+            r"kv_cache has shape .*; for keys alone it must be \[num_blocks, 1, num_kv_heads",
+        ),
+        (
+            (jax.ShapeDtypeStruct((6, 1, 3, 4, 8), jnp.float32), ROWS, ROWS, SLOTS),
+            ValueError,
+            r"for keys and values it must be \[num_blocks, 2, num_kv_heads",
         ),
         (
             (CACHE, jax.ShapeDtypeStruct((5, 2, 8), jnp.float32), ROWS, SLOTS),

@@ -76,6 +76,37 @@ def test_rotates_queries_and_puts_rotated_keys_into_their_slots(
     assert (cache[free // BLOCK_SIZE, :, :, free % BLOCK_SIZE] == 7).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_keys_that_are_values_are_rotated_alike(backend: str, dtype: str):
+    rng = np.random.default_rng(5)
+    q, k = (
+        rng.standard_normal((20, heads, HEAD_DIM)).astype(jnp.dtype(dtype))
+        for heads in (NUM_Q_HEADS, 1)
+    )
+    angles = rng.uniform(-3, 3, (20, 4)).astype(np.float32)
+    slots = np.arange(BLOCK_SIZE, BLOCK_SIZE + 20, dtype=np.int32)
+    q_rotated, cache = rotate_and_write_kv(
+        jnp.asarray(q),
+        jnp.asarray(k),
+        None,
+        jnp.full((4, 1, 1, BLOCK_SIZE, HEAD_DIM), 7, dtype),
+        jnp.cos(angles),
+        jnp.sin(angles),
+        jnp.asarray(slots),
+        backend=backend,
+    )
+    limit = {"float32": 2**-20, "bfloat16": 2**-6}[dtype]
+    cache = np.asarray(cache, np.float64)
+    for array, rows in (
+        (np.asarray(q_rotated, np.float64), q),
+        (cache[slots // BLOCK_SIZE, 0, :, slots % BLOCK_SIZE], k),
+    ):
+        expected = rotated(rows.astype(np.float64), angles)
+        np.testing.assert_allclose(array, expected, rtol=limit, atol=limit)
+    assert (cache[0] == 7).all()
+    assert (cache[2, 0, 0, 4:] == 7).all()
+
+
 @pytest.mark.parametrize("cache_dtype", ["bfloat16", "float8_e5m2"])
 def test_backends_agree_but_for_one_rounding(native, cache_dtype: str):
     rng = np.random.default_rng(3)

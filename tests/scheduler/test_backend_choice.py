@@ -1,13 +1,15 @@
 """Which attention an engine gets: native kernels, XLA with a warning, or an error."""
 
 import dataclasses
+import importlib
 import logging
 
 import pytest
 
 from paged.native import library
-from paged.scheduler.backend_choice import choose_backends
+from paged.scheduler.backend_choice import _calls, choose_backends
 from paged.scheduler.config import EngineConfig
+from tests.models.test_model_size import DEEPSEEK_V2_LITE
 from tests.scheduler.test_loading import MODEL
 
 LIMITS = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 64}
@@ -65,6 +67,17 @@ def test_accelerators_have_no_native_kernels(caplog):
     assert not caplog.records
     with pytest.raises(ValueError, match="it runs on cpu, not on gpu"):
         choose("gpu", attention_backend="native")
+
+
+def test_latent_vectors_have_native_kernels_on_a_cpu_alone(native):
+    config = EngineConfig(dtype="bfloat16", kv_cache_dtype="bfloat16", **LIMITS)
+    assert choose_backends(config, DEEPSEEK_V2_LITE, "cpu").attention_backend == "native"
+    (call,) = _calls(config, DEEPSEEK_V2_LITE)
+    for name in ("mosaic", "triton"):
+        support = importlib.import_module(f"paged.{name}.support")
+        arguments = (90,) if name == "mosaic" else ()
+        reason = support.unsupported(call, *arguments)
+        assert reason == "it does not read a cache whose keys are its values"
 
 
 def test_all_layers_are_asked_for(native):

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from paged.models.config import ModelConfig
+from paged.models.latent_config import LatentConfig
 from paged.models.quantized.formats import read_quantization
 from paged.scheduler.backend_choice import kv_element_type
 from paged.scheduler.buckets import Bucket
@@ -167,6 +168,15 @@ def test_activation_bytes_grow_with_both_limits():
     small = activation_bytes(resolve(max_num_batched_tokens=256), MODEL)
     assert activation_bytes(resolve(max_num_batched_tokens=512), MODEL) > small
     assert activation_bytes(resolve(max_num_batched_tokens=256, max_num_seqs=256), MODEL) > small
+
+
+def test_activation_bytes_have_room_for_queries_of_the_width_of_latent_vectors():
+    config = resolve(max_num_batched_tokens=256)
+    latent = dataclasses.replace(
+        MODEL, latent=LatentConfig(512, None, 128, 64, 128), head_dim=576, num_kv_heads=1
+    )
+    width = 256 * MODEL.num_q_heads * 576 * 4
+    assert activation_bytes(config, latent) >= activation_bytes(config, MODEL) + 4 * width
 
 
 def test_activation_bytes_have_room_for_a_weight_that_is_widened():

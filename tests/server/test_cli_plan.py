@@ -21,6 +21,12 @@ TINY = ROOT / "tests/data/golden/tiny"
 FIGURES = ["--gpu-memory", "16", "--bandwidth", "25", "--tflops", "0.5"]
 
 
+def test_latent_attention_is_named_as_such(capsys):
+    text = output(capsys, TINY / "deepseek_v3", "--input-len", 128)
+    assert "2 layers, 4 heads, one latent vector of 32 + 8 per token" in text
+    assert "0.15625 KiB per token in bfloat16" in text
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))

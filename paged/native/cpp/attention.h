@@ -23,14 +23,15 @@ static constexpr int64_t kTileRows = 96;
 
 struct AttentionProblem {
   const void* q;                   // [num_tokens, num_q_heads, head_dim]
-  const void* kv_cache;            // [num_blocks, 2, num_kv_heads, block_size, head_dim]
+  const void* kv_cache;            // [num_blocks, num_planes, num_kv_heads, block_size, head_dim]
   const int32_t* block_tables;     // [num_seqs, max_blocks]
   const int32_t* seq_lens;         // [num_seqs]
   const int32_t* query_start_loc;  // [num_seqs + 1]
-  const float* kv_scales;          // [2, num_kv_heads], or null
+  const float* kv_scales;          // [num_planes, num_kv_heads], or null
   const float* sinks;              // [num_q_heads], or null
   void* out;                       // as q
   int64_t num_tokens, num_q_heads, num_blocks, num_kv_heads, block_size, head_dim;
+  int64_t num_planes;  // 2: keys, and values; 1: keys that are their own values
   int64_t num_seqs, max_blocks;
   int64_t window;  // keys that a query sees at most
   float scale;
@@ -46,6 +47,9 @@ struct AttentionItem {
   int64_t first_key, end_key;   // which keys the item looks at, if its rows see them
   int64_t partial;              // where its partial result begins, or -1: it has all keys
 };
+
+// Index of the plane of the values.
+static inline int64_t value_plane(const AttentionProblem& p) { return p.num_planes - 1; }
 
 static inline int64_t heads_per_kv(const AttentionProblem& p) {
   return p.num_q_heads / p.num_kv_heads;

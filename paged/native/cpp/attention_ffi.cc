@@ -5,8 +5,8 @@
 
 namespace {
 
-// q [T, N, H], cache [B, 2, K, block, H], block tables [S, M], lengths [S], starts [S + 1],
-// kv_scales [2, K] or [0, K], sinks [N] or [0] -> out [T, N, H]
+// q [T, N, H], cache [B, P, K, block, H], block tables [S, M], lengths [S], starts [S + 1],
+// kv_scales [P, K] or [0, K], sinks [N] or [0] -> out [T, N, H]
 ffi::Error Attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv_cache,
                      ffi::Buffer<ffi::S32> block_tables, ffi::Buffer<ffi::S32> seq_lens,
                      ffi::Buffer<ffi::S32> query_start_loc, ffi::Buffer<ffi::F32> kv_scales,
@@ -33,6 +33,7 @@ ffi::Error Attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv_c
   p.num_q_heads = queries[1];
   p.head_dim = queries[2];
   p.num_blocks = cache[0];
+  p.num_planes = cache[1];
   p.num_kv_heads = cache[2];
   p.block_size = cache[3];
   p.num_seqs = tables[0];
@@ -40,11 +41,11 @@ ffi::Error Attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv_c
   p.window = sliding_window > 0 ? sliding_window : int64_t{1} << 40;
   p.scale = scale;
   p.soft_cap = soft_cap;
-  if (cache[1] != 2 || cache[4] != p.head_dim || p.num_q_heads % p.num_kv_heads ||
+  if (p.num_planes < 1 || p.num_planes > 2 || cache[4] != p.head_dim || p.num_q_heads % p.num_kv_heads ||
       out->element_count() != q.element_count() || out->element_type() != q.element_type() ||
       seq_lens.element_count() != static_cast<size_t>(p.num_seqs) ||
       query_start_loc.element_count() != static_cast<size_t>(p.num_seqs) + 1 ||
-      (p.kv_scales && kv_scales.element_count() != static_cast<size_t>(2 * p.num_kv_heads)) ||
+      (p.kv_scales && kv_scales.element_count() != static_cast<size_t>(p.num_planes * p.num_kv_heads)) ||
       (p.sinks && sinks.element_count() != static_cast<size_t>(p.num_q_heads)))
     return ffi::Error::InvalidArgument("the arrays of attention do not fit each other");
   const paged::AttentionKernel kernel =

@@ -41,11 +41,11 @@ void locate(const AttentionProblem& p, const AttentionItem& item, int64_t first,
     const int64_t block = (first + key) / p.block_size, offset = (first + key) % p.block_size;
     // A block that does not exist must not end the process.
     const int64_t id = larger_of(0, smaller(table[block], p.num_blocks - 1));
-    const char* row = cache + id * 2 * kv_bytes + offset * row_bytes;
+    const char* row = cache + id * p.num_planes * kv_bytes + offset * row_bytes;
     const int64_t end = smaller(chunk.size, key + p.block_size - offset);
     for (; key < end; ++key, row += row_bytes) {
       chunk.keys[key] = row;
-      chunk.values[key] = row + kv_bytes;
+      chunk.values[key] = row + value_plane(p) * kv_bytes;
     }
   }
   for (; key < kChunkKeys; ++key) chunk.keys[key] = chunk.values[key] = zeros;
@@ -62,9 +62,9 @@ __attribute__((always_inline)) inline void touch_blocks(const AttentionProblem& 
   for (int64_t key = first; key < end; key += p.block_size) {
     const int64_t id = larger_of(0, smaller(table[key / p.block_size], p.num_blocks - 1));
     const char* block = static_cast<const char*>(p.kv_cache) +
-                        (id * 2 * p.num_kv_heads + item.kv_head) * head_bytes;
+                        (id * p.num_planes * p.num_kv_heads + item.kv_head) * head_bytes;
     __builtin_prefetch(block, 0, 2);
-    __builtin_prefetch(block + p.num_kv_heads * head_bytes, 0, 2);
+    __builtin_prefetch(block + value_plane(p) * p.num_kv_heads * head_bytes, 0, 2);
   }
 }
 
@@ -250,7 +250,8 @@ void store_row(const AttentionProblem& p, int64_t row, int64_t head, const float
     total = total * factor + exp_of(broadcast(sink - most))[0];
   }
   factor /= total;
-  if (p.kv_scales) factor *= p.kv_scales[p.num_kv_heads + head / heads_per_kv(p)];
+  if (p.kv_scales)
+    factor *= p.kv_scales[value_plane(p) * p.num_kv_heads + head / heads_per_kv(p)];
   auto* out = static_cast<typename Query::Stored*>(p.out) + (row * p.num_q_heads + head) * p.head_dim;
   for (int64_t d = 0; d < p.head_dim; ++d) out[d] = Query::narrow(sums[d] * factor);
 }

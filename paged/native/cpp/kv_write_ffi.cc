@@ -27,11 +27,12 @@ const char* set_cache(ffi::AnyBuffer k, ffi::AnyBuffer v, ffi::Buffer<ffi::S32> 
   p.num_kv_heads = rows[1];
   p.head_dim = rows[2];
   p.num_blocks = shape[0];
+  p.num_planes = shape[1];
   p.block_size = shape[3];
-  if (shape[1] != 2 || shape[2] != p.num_kv_heads || shape[4] != p.head_dim ||
+  if (p.num_planes < 1 || p.num_planes > 2 || shape[2] != p.num_kv_heads || shape[4] != p.head_dim ||
       v.element_count() != k.element_count() || v.element_type() != k.element_type() ||
       slots.element_count() != static_cast<size_t>(p.num_tokens) ||
-      (p.kv_scales && kv_scales.element_count() != static_cast<size_t>(2 * p.num_kv_heads)))
+      (p.kv_scales && kv_scales.element_count() != static_cast<size_t>(p.num_planes * p.num_kv_heads)))
     return "k, v, the slots and the cache do not fit each other";
   return nullptr;
 }
@@ -43,7 +44,7 @@ ffi::Error run(ffi::ThreadPool& pool, const paged::KvWriteProblem& p, int32_t le
   return ffi::Error::Success();
 }
 
-// cache [B, 2, K, block, H], k and v [T, K, H], slots [T], kv_scales [2, K] or [0, K] -> cache
+// cache [B, P, K, block, H], k and v [T, K, H], slots [T], kv_scales [P, K] or [0, K] -> cache
 ffi::Error KvWrite(ffi::ThreadPool pool, ffi::AnyBuffer cache, ffi::AnyBuffer k, ffi::AnyBuffer v,
                    ffi::Buffer<ffi::S32> slots, ffi::Buffer<ffi::F32> kv_scales,
                    ffi::Result<ffi::AnyBuffer> cache_out, int32_t level) {

@@ -61,7 +61,7 @@ void write_tokens(const KvWriteProblem& p, int64_t begin, int64_t end) {
     const int64_t slot = p.slots[token];
     if (slot < 0 || slot >= p.num_blocks * p.block_size) continue;
     auto* block = static_cast<typename Cache::Stored*>(p.kv_cache) +
-                  slot / p.block_size * 2 * p.num_kv_heads * head_slots +
+                  slot / p.block_size * p.num_planes * p.num_kv_heads * head_slots +
                   slot % p.block_size * head_dim;
     for (int64_t head = 0; head < p.num_kv_heads; ++head) {
       const int64_t at = (token * p.num_kv_heads + head) * head_dim;
@@ -69,8 +69,9 @@ void write_tokens(const KvWriteProblem& p, int64_t begin, int64_t end) {
       const Stored* value = static_cast<const Stored*>(p.v) + at;
       const float* scales = p.kv_scales ? p.kv_scales + head : nullptr;
       const float key_scale = scales ? scales[0] : 1;
-      const float value_scale = scales ? scales[p.num_kv_heads] : 1;
       rotate_and_store<Type, Cache>(p, token, key, key_scale, block + head * head_slots);
+      if (p.num_planes == 1) continue;
+      const float value_scale = scales ? scales[p.num_kv_heads] : 1;
       store<Type, Cache>(value, head_dim, value_scale,
                          block + (p.num_kv_heads + head) * head_slots);
     }

@@ -12,7 +12,7 @@ template <class Pool>
 void run_kv_write(Pool& pool, const KvWriteProblem& p, KvWriteFunction write) {
   // Tasks of 32 Ki elements take some microseconds, as long as waking a thread.
   const int64_t token_elements = (p.q ? p.num_q_heads : 0) * p.head_dim +
-                                 2 * p.num_kv_heads * p.head_dim;
+                                 p.num_planes * p.num_kv_heads * p.head_dim;
   const int64_t per_task = std::max<int64_t>(1, (int64_t{32} << 10) / std::max<int64_t>(1, token_elements));
   // Padding tokens share slots of the null block, which nobody reads; two threads may still not
   // write one place at once. They come last, so one task has them.

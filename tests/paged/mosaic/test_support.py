@@ -46,6 +46,7 @@ def test_usual_shapes_are_taken(head_dim: int, block_size: int, dtype: str):
     ("change", "reason"),
     [
         ({"head_dim": 80}, "head_dim=80 is none of 64, 128, 256"),
+        ({"num_planes": 1}, "it does not read a cache whose keys are its values"),
         ({"block_size": 8}, "block_size=8 is none of 16, 32, 64, 128"),
         ({"num_q_heads": 65, "num_kv_heads": 1}, "65 q heads share a kv head, more than 64"),
         ({"q_dtype": "float32"}, "q is float32, none of bfloat16, float16"),

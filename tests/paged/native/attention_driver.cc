@@ -51,6 +51,7 @@ struct Case {
   ElementType type, kv_type;
   float soft_cap;
   bool extras;  // scales and sinks
+  int64_t planes;
 };
 
 // Writes the keys and values of a batch token by token, then attends to them.
@@ -87,8 +88,10 @@ bool check(Pool& pool, int level, const Case& c) {
   set_row(c.type, q);
   // All ones are a NaN in every type.
   std::vector<char> cache(
-      num_blocks * 2 * c.kv_heads * c.block_size * c.head_dim * paged::element_bytes(c.kv_type), -1);
-  std::vector<float> scales(2 * c.kv_heads, 1.5f), sinks(c.heads, 0.5f);
+      num_blocks * c.planes * c.kv_heads * c.block_size * c.head_dim *
+          paged::element_bytes(c.kv_type),
+      -1);
+  std::vector<float> scales(c.planes * c.kv_heads, 1.5f), sinks(c.heads, 0.5f);
   // No rotation: angles of zero for all pairs there are.
   const int64_t half = c.head_dim / 2;
   const std::vector<float> cosine(num_written * half, 1.0f), sine(num_written * half, 0.0f);
@@ -98,7 +101,7 @@ bool check(Pool& pool, int level, const Case& c) {
   w.q_out = rotated.data();
   w.num_q_heads = c.kv_heads;
   w.k = k.data();
-  w.v = v.data();
+  w.v = c.planes == 2 ? v.data() : nullptr;
   w.cosine = cosine.data();
   w.sine = sine.data();
   w.half = half;
@@ -109,6 +112,7 @@ bool check(Pool& pool, int level, const Case& c) {
   w.num_kv_heads = c.kv_heads;
   w.head_dim = c.head_dim;
   w.num_blocks = num_blocks;
+  w.num_planes = c.planes;
   w.block_size = c.block_size;
   w.type = c.type;
   w.kv_type = c.kv_type;
@@ -127,6 +131,7 @@ bool check(Pool& pool, int level, const Case& c) {
   p.num_tokens = num_tokens;
   p.num_q_heads = c.heads;
   p.num_blocks = num_blocks;
+  p.num_planes = c.planes;
   p.num_kv_heads = c.kv_heads;
   p.block_size = c.block_size;
   p.head_dim = c.head_dim;
@@ -151,9 +156,9 @@ bool check(Pool& pool, int level, const Case& c) {
         for (int64_t key = c.window ? std::max<int64_t>(0, position - c.window + 1) : 0;
              key <= position; ++key) {
           const int64_t at =
-              ((tables[seq * max_blocks + key / c.block_size] * 2 * c.kv_heads + kv_head) *
+              ((tables[seq * max_blocks + key / c.block_size] * c.planes * c.kv_heads + kv_head) *
                    c.block_size + key % c.block_size) * c.head_dim;
-          const int64_t to_value = c.kv_heads * c.block_size * c.head_dim;
+          const int64_t to_value = (c.planes - 1) * c.kv_heads * c.block_size * c.head_dim;
           double score = 0;
           for (int64_t d = 0; d < c.head_dim; ++d)
             score += value_at(c.type, q.data(), (row * c.heads + head) * c.head_dim + d) *
@@ -171,9 +176,9 @@ bool check(Pool& pool, int level, const Case& c) {
   for (size_t i = 0; i < expected.size(); ++i) {
     const double got = value_at(c.type, out.data(), static_cast<int64_t>(i));
     if (!(std::abs(got - expected[i]) <= limit)) {
-      std::printf("level %d, head_dim %ld, block %ld, window %ld: element %zu is %g, not %g\n", level,
+      std::printf("level %d, head_dim %ld, block %ld, window %ld, planes %ld: element %zu is %g, not %g\n", level,
                   static_cast<long>(c.head_dim), static_cast<long>(c.block_size),
-                  static_cast<long>(c.window), i, got, expected[i]);
+                  static_cast<long>(c.window), static_cast<long>(c.planes), i, got, expected[i]);
       return false;
     }
   }
@@ -194,7 +199,7 @@ int main() {
             const bool is_odd = (checks / 2) % 2;
             for (ElementType type : {ElementType::kFloat32, ElementType::kBfloat16}) {
               const Case c{is_odd ? 1 : 2, is_odd ? 7 : 6, head_dim, block_size, is_odd ? 40 : 0,
-                           type, kv_type, checks % 3 ? 0.0f : 5.0f, checks % 5 < 2};
+                           type, kv_type, checks % 3 ? 0.0f : 5.0f, checks % 5 < 2, 1 + checks % 7 % 2};
               failures += !check(pool, level, c);
               ++checks;
             }

@@ -23,6 +23,8 @@ SHAPES = {
     "head_of_96": Shape(60, 4, 60, 16, 1, 9, 96, cache_dtype="bfloat16", sliding_window=700),
     "head_of_128": Shape(60, 4, 60, 16, 1, 8, 128, "bfloat16", cache_dtype="float8_e4m3fn"),
     "float32_cache": Shape(60, 4, 20, 16, 2, 2, 64, "bfloat16", cache_dtype="float32"),
+    "latent": Shape(24, 3, 10, 16, 1, 16, 576, "bfloat16", num_planes=1),
+    "latent_of_many_heads": Shape(24, 3, 10, 16, 1, 100, 72, num_planes=1),
     "e5m2_cache": Shape(60, 4, 20, 16, 2, 2, 40, cache_dtype="float8_e5m2", has_kv_scales=True),
 }
 SPLIT = Shape(12, 4, 140, 16, 2, 3, 64, "bfloat16", has_sinks=True)

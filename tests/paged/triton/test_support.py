@@ -42,6 +42,11 @@ def test_usual_shapes_are_taken(head_dim: int, block_size: int, cache_dtype: str
             "block_size=8 is none of 16, 32, 64, 128",
         ),
         (
+            struct((8, 4, 64), "float32"),
+            struct((9, 1, 1, 16, 64), "float32"),
+            "it does not read a cache whose keys are its values",
+        ),
+        (
             struct((8, 65, 64), "float32"),
             struct((9, 2, 1, 16, 64), "float32"),
             "65 q heads share a kv head, more than 64",
@@ -128,6 +133,11 @@ def test_cache_that_is_not_written_is_refused_by_name_and_written_by_xla_on_auto
     with backends.compiling_for(Device("9.0")):
         with pytest.raises(NotImplementedError, match="call: it does not write float8_e5m2; use"):
             jax.eval_shape(functools.partial(write_kv, backend="triton"), cache, ROWS, ROWS, slots)
+        one_plane = struct((9, 1, 8, 16, 128), "bfloat16")
+        with pytest.raises(NotImplementedError, match="not write a cache whose keys are its val"):
+            jax.eval_shape(
+                functools.partial(write_kv, backend="triton"), one_plane, ROWS, None, slots
+            )
         assert jax.eval_shape(write_kv, cache, ROWS, ROWS, slots) == cache
 
 

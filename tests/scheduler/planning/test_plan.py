@@ -13,6 +13,7 @@ from paged.scheduler.planning.speed import Efficiencies, Speed
 from paged.scheduler.planning.workload import Workload, decode_load, prefill_loads
 from paged.scheduler.simulator.gpus import GIB, GPU, GPUS, find_gpu, gpu_of_figures
 from paged.scheduler.simulator.model_presets import MODELS
+from tests.models.test_model_size import DEEPSEEK_V2_LITE
 
 EXACT = Efficiencies(1.0, 1.0, 0.0)
 QWEN_7B = MODELS["qwen2.5-7b"]
@@ -44,6 +45,15 @@ def test_bytes_per_token_are_the_published_ones(model: ModelConfig, kib: int):
     assert plan.bytes_per_token == kib * 1024
     halved = make_plan("m", model, [find_gpu("h200")], PlanSettings(kv_cache_dtype="fp8"))
     assert halved.bytes_per_token * 2 == plan.bytes_per_token
+
+
+def test_latent_vectors_are_counted_once_and_held_by_every_gpu():
+    plan = make_plan("m", DEEPSEEK_V2_LITE, [find_gpu("h200")], PlanSettings())
+    # Of each layer, (d_c + d_h^R) elements: table 1 of arXiv:2405.04434.
+    assert plan.bytes_per_token == 27 * (512 + 64) * 2
+    on_each = {(one.kv_name, one.spec.bytes_per_token) for one in plan.gpus[0].fits}
+    assert on_each == {("bfloat16", 31_104), ("fp8", 15_552)}
+    assert {one.num_gpus for one in plan.gpus[0].fits} == {1, 2, 4, 8}
 
 
 def test_ridge_points_are_the_published_ones():
