@@ -26,7 +26,10 @@ class _View:
 
 
 class _Arranged:
-    """A source some of whose tensors are replaced by others, made of them."""
+    """A source some of whose tensors are replaced by others, made of them.
+
+    Those that are replaced are not listed any more, but can still be read.
+    """
 
     def __init__(self, source: TensorSource, views: dict[str, _View], hidden: set[str]) -> None:
         self._source, self._views, self._hidden = source, views, hidden

@@ -45,7 +45,7 @@ def pack_linear_layers(
       ValueError: for an element type that the kernels do not have.
     """
     model = nnx.merge(graphdef, params)
-    layers = [layer for layer in linear_layers(model) if can_pack(layer.weight)]
+    layers = [layer for layer in linear_layers(model) if _can_pack(layer)]
     places = _allocate(layers)
     with (
         concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
@@ -64,6 +64,10 @@ def pack_linear_layers(
             bar.update(packed.nbytes)
     packed_params: nnx.State[Any, Any] = nnx.state(model)
     return packed_params
+
+
+def _can_pack(layer: Linear | ExpertLinear | Embed) -> bool:
+    return layer.can_pack if isinstance(layer, ExpertLinear) else can_pack(layer.weight)
 
 
 def _allocate(layers: list[Linear | ExpertLinear | Embed]) -> list[np.ndarray]:

@@ -18,7 +18,14 @@ from paged.models.expert_groups import map_groups, sort_pairs
 from paged.models.moe_config import ExpertsConfig
 from paged.models.mxfp4_weight import Mxfp4Weight
 from paged.models.parameters import parameter, random_weight
-from paged.models.stored_weight import StoredWeight, multiply, values_of
+from paged.models.quantized.int8_weight import Int8Weight
+from paged.models.stored_weight import (
+    StoredWeight,
+    can_pack,
+    multiply,
+    one_of_stack,
+    values_of,
+)
 from paged.native.expert_linear import are_packed_experts, packed_expert_linear
 from paged.native.linear import PackedWeight
 
@@ -85,6 +92,11 @@ class ExpertLinear(nnx.Module):
         bias = jnp.zeros(self.output_shape, dtype)
         self.bias = parameter(bias, tuple(axes)[:2]) if config.expert_bias else None
 
+    @property
+    def can_pack(self) -> bool:
+        """Whether the native kernels have products of groups of rows with such weights."""
+        return can_pack(self.weight) and isinstance(self.weight, nnx.Param | Int8Weight)
+
     def packed(self) -> PackedWeight:
         """Return what the native kernels take, of weights that are packed."""
         _, num_outputs = self.output_shape
@@ -111,8 +123,7 @@ class ExpertLinear(nnx.Module):
     ) -> Float[Array, "n num_outputs"]:
         """Return one expert's product, in x's dtype."""
         _, num_outputs = self.output_shape
-        weight: StoredWeight = jax.tree.map(lambda stack: stack[expert], self.weight)
-        y = multiply(weight, x, num_outputs)
+        y = multiply(one_of_stack(self.weight, expert), x, num_outputs)
         bias = self._bias_here()
         return y if bias is None else y + bias[expert][None]
 
