@@ -137,16 +137,21 @@ def _gpt_oss(config: Config, num_layers: int) -> dict[str, Any]:
 FAMILIES: dict[str, Callable[[Config, int], dict[str, Any]]] = {
     "Gemma2ForCausalLM": _gemma2,
     "Gemma3ForCausalLM": _gemma3,
+    "Gemma3ForConditionalGeneration": _gemma3,
     "GptOssForCausalLM": _gpt_oss,
     "GraniteForCausalLM": _granite,
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
+    "Mistral3ForConditionalGeneration": _mistral,
     "MixtralForCausalLM": _mixtral,
     "Olmo2ForCausalLM": _olmo2,
     "Phi3ForCausalLM": _phi3,
     "Qwen2ForCausalLM": _qwen2,
+    "Qwen2VLForConditionalGeneration": _qwen2,
+    "Qwen2_5_VLForConditionalGeneration": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
+    "Qwen3VLForConditionalGeneration": _qwen3,
 }
 
 _LATENT = (

@@ -224,6 +224,9 @@ def test_chat_template_forms(copied_dir: Path):
     assert Tokenizer.from_directory(copied_dir).chat_template == "D"
     change(config, chat_template=None)
     assert Tokenizer.from_directory(copied_dir).chat_template is None
+    (copied_dir / "chat_template.json").write_text('{"chat_template": "P"}')
+    # Of a processor, if the tokenizer has none.
+    assert Tokenizer.from_directory(copied_dir).chat_template == "P"
     (copied_dir / "chat_template.jinja").write_text("J")
     change(config, chat_template="C")
     assert Tokenizer.from_directory(copied_dir).chat_template == "J"
