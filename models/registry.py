@@ -134,7 +134,7 @@ _QWEN3_EXPERT_RULES = (
 )
 
 
-def _gpt_oss_experts(layer: str, tensor: str, part: str = "") -> tuple[WeightRule, ...]:
+def _gpt_oss_experts(layer: str, tensor: str, part: str) -> tuple[WeightRule, ...]:
     """Return rules for one linear layer of gpt-oss' experts, plain and in MXFP4."""
     path, name = f"{_EXPERTS}.{layer}", f"{_MLP}.experts.{tensor}"
     return (
@@ -150,7 +150,7 @@ _GPT_OSS_MLP_RULES = (
     WeightRule("layers.*.mlp.router.bias", f"{_MLP}.router.bias"),
     *_gpt_oss_experts("gate_proj", "gate_up_proj", ":gate"),
     *_gpt_oss_experts("up_proj", "gate_up_proj", ":up"),
-    *_gpt_oss_experts("down_proj", "down_proj"),
+    *_gpt_oss_experts("down_proj", "down_proj", ":down"),
 )
 _SINK_RULES = (WeightRule("layers.*.attention.sinks", f"{_ATTENTION}.sinks"),)
 _MIXTRAL = (*_TOP, *_NORMS_BEFORE, *_ATTENTION_RULES, *_MIXTRAL_MLP_RULES)
