@@ -98,10 +98,12 @@ def _packed_shape(layer: Linear | ExpertLinear | Embed, values: jax.Array) -> tu
 
 def _pack(layer: Linear | ExpertLinear | Embed, place: np.ndarray, *, keep: bool) -> jax.Array:
     weight = values_of(layer.weight)[...]
+    matrix = matrix_to_pack(layer.weight, math.prod(layer.output_shape))
     if isinstance(layer, ExpertLinear):
-        pack_experts(np.asarray(weight), place)
+        pack_experts(matrix.reshape(*layer.output_shape, -1), place)
     else:
-        pack(matrix_to_pack(layer.weight, math.prod(layer.output_shape)), place)
+        pack(matrix, place)
+    del matrix
     # JAX uses memory that is aligned as it is, and keeps it as long as the array lives.
     packed: jax.Array = jax.device_put(place, next(iter(weight.devices())))
     if not keep:

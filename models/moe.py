@@ -18,7 +18,7 @@ from paged.models.expert_groups import map_groups, sort_pairs
 from paged.models.moe_config import ExpertsConfig
 from paged.models.mxfp4_weight import Mxfp4Weight
 from paged.models.parameters import parameter, random_weight
-from paged.models.quantized.int8_weight import Int8Weight
+from paged.models.quantized.grouped_weight import GroupedWeight
 from paged.models.stored_weight import (
     StoredWeight,
     can_pack,
@@ -95,7 +95,9 @@ class ExpertLinear(nnx.Module):
     @property
     def can_pack(self) -> bool:
         """Whether the native kernels have products of groups of rows with such weights."""
-        return can_pack(self.weight) and isinstance(self.weight, nnx.Param | Int8Weight)
+        # Inputs of experts are in one order for all of them.
+        is_permuted = isinstance(self.weight, GroupedWeight) and self.weight.order is not None
+        return can_pack(self.weight) and not is_permuted
 
     def packed(self) -> PackedWeight:
         """Return what the native kernels take, of weights that are packed."""
@@ -104,8 +106,11 @@ class ExpertLinear(nnx.Module):
         if isinstance(self.weight, nnx.Param):
             return PackedWeight(self.weight[...], num_outputs, None, bias)
         packed = self.weight.packed(num_outputs)
-        assert packed.scales is not None, "weights of experts are packed as int8"
-        return packed._replace(scales=packed.scales.reshape(self.output_shape), bias=bias)
+        assert packed.scales is not None, "weights of experts in fewer bits have scales"
+        # Of whole outputs; those of groups have the axis of experts already.
+        scales = packed.scales
+        scales = scales.reshape(self.output_shape) if scales.ndim == 1 else scales
+        return packed._replace(scales=scales, bias=bias)
 
     def of_groups(
         self,

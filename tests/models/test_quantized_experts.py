@@ -21,8 +21,12 @@ from safetensors.numpy import load_file, save_file
 from paged.models.config import ModelConfig
 from paged.models.errors import CheckpointError
 from paged.models.forward import abstract_model, dense_logits
+from paged.models.linear_packing import pack_linear_layers
+from paged.models.moe import ExpertLinear
+from paged.models.stored_weight import values_of
 from paged.models.tensor_parallel import TensorParallel
 from paged.models.weights import SafetensorsSource, load_params
+from paged.native.expert_linear import are_packed_experts
 from paged.sharding import ShardingRules, tensor_parallel_mesh
 from tests.models.helpers import PagedModel, prefill_in_chunks
 from tests.models.quantized.test_schemes import packed_along
@@ -174,9 +178,18 @@ def checkpoints(data_dir: Path, tmp_path: Path):
 PROMPT = np.random.default_rng(0).integers(3, 256, (2, 24)).astype(np.int32)
 
 
-def logits_of(config: ModelConfig, folder: Path, dtype: str = "float32") -> np.ndarray:
+def logits_of(
+    config: ModelConfig, folder: Path, dtype: str = "float32", *, is_packed: bool = False
+) -> np.ndarray:
     params = load_params(config, SafetensorsSource(folder), dtype=dtype, progress=False)
     graphdef, _ = abstract_model(config, dtype=dtype)
+    if is_packed:
+        params = pack_linear_layers(graphdef, params, progress=False)
+        model = nnx.merge(graphdef, params)
+        experts = [m for _, m in nnx.iter_modules(model) if isinstance(m, ExpertLinear)]
+        assert {layer.can_pack for layer in experts} == {
+            are_packed_experts(values_of(layer.weight)[...]) for layer in experts
+        }
     return np.asarray(jax.jit(dense_logits, static_argnums=0)(graphdef, params, PROMPT))
 
 
@@ -202,6 +215,23 @@ def test_logits_are_those_of_the_weights_in_full(checkpoints, name: str, layout:
         if "experts" in path and path[-1] == "values"
     }
     assert stored == {"float8_e4m3fn" if layout.startswith("float8") else "uint8"}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("qwen3_moe", "awq"),
+        ("mixtral", "gptq"),
+        ("mixtral", "gptq_act_order"),  # the only one whose experts cannot be packed
+        ("mixtral", "float8"),
+    ],
+)
+def test_native_kernels_give_the_logits_of_the_weights_in_full(
+    native, checkpoints, name: str, layout: str
+):
+    small, full = checkpoints(name, layout)
+    got = logits_of(*small, is_packed=True)
+    np.testing.assert_allclose(got, logits_of(*full), atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
