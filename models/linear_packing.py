@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 from tqdm import tqdm
 
+from paged.backends import release_freed_memory
 from paged.models.forward import GraphDef, linear_layers
 from paged.models.layers import Embed, Linear
 from paged.models.moe import ExpertLinear
@@ -108,4 +109,5 @@ def _pack(layer: Linear | ExpertLinear | Embed, place: np.ndarray, *, keep: bool
     packed: jax.Array = jax.device_put(place, next(iter(weight.devices())))
     if not keep:
         weight.delete()
+        release_freed_memory()
     return packed
