@@ -15,6 +15,7 @@ from paged.models.moe_config import ExpertsConfig
 from paged.models.quantized.checkpoint_format import CheckpointFormat
 from paged.models.quantized.formats import read_quantization
 from paged.models.rope_config import RopeConfig, read_rope
+from paged.models.text_part import text_config
 
 DTYPES = ("bfloat16", "float16", "float32")
 """Element types that weights and activations may have."""
@@ -125,6 +126,7 @@ class ModelConfig:
           UnsupportedModelError: if the model needs what this engine does not implement.
         """
         architecture = _architecture(config)
+        config = text_config(config)
         num_layers = positive_int(config, "num_hidden_layers")
         hidden_size = positive_int(config, "hidden_size")
         num_q_heads = positive_int(config, "num_attention_heads")

@@ -26,7 +26,10 @@ class _View:
 
 
 class _Arranged:
-    """A source some of whose tensors are replaced by others, made of them."""
+    """A source some of whose tensors are replaced by others, made of them.
+
+    Those that are replaced are not listed any more, but can still be read.
+    """
 
     def __init__(self, source: TensorSource, views: dict[str, _View], hidden: set[str]) -> None:
         self._source, self._views, self._hidden = source, views, hidden
@@ -105,8 +108,9 @@ def arrange_gpt_oss(source: TensorSource) -> TensorSource:
     """Return a source in which gpt-oss' experts have outputs before inputs, and gates apart.
 
     Its `gate_up_proj` alternates outputs of gate and up; they become `gate_up_proj:gate` and
-    `gate_up_proj:up`, with the ending `_bias`, `_blocks` or `_scales` that the tensor has. Weights
-    that are no blocks have inputs before outputs there.
+    `gate_up_proj:up`, with the ending `_bias`, `_blocks` or `_scales` that the tensor has.
+    `down_proj` becomes `down_proj:down`. Weights that are no blocks have inputs before outputs
+    there. A source that has these tensors under these names already, as GGUF's, stays as it is.
     """
     views: dict[str, _View] = {}
     hidden = set()
@@ -117,7 +121,7 @@ def arrange_gpt_oss(source: TensorSource) -> TensorSource:
         hidden.add(name)
         is_transposed = not match[2]
         if match[1] == "down_proj":
-            views[name] = _part(source, name, is_transposed, slice(None))
+            views[f"{name}:down"] = _part(source, name, is_transposed, slice(None))
         else:
             for part, first in (("gate", 0), ("up", 1)):
                 views[f"{name}:{part}"] = _part(source, name, is_transposed, slice(first, None, 2))

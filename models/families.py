@@ -182,16 +182,21 @@ FAMILIES: dict[str, Callable[[Config, int], dict[str, Any]]] = {
     "DeepseekV3ForCausalLM": _deepseek_v3,
     "Gemma2ForCausalLM": _gemma2,
     "Gemma3ForCausalLM": _gemma3,
+    "Gemma3ForConditionalGeneration": _gemma3,
     "GptOssForCausalLM": _gpt_oss,
     "GraniteForCausalLM": _granite,
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
+    "Mistral3ForConditionalGeneration": _mistral,
     "MixtralForCausalLM": _mixtral,
     "Olmo2ForCausalLM": _olmo2,
     "Phi3ForCausalLM": _phi3,
     "Qwen2ForCausalLM": _qwen2,
+    "Qwen2VLForConditionalGeneration": _qwen2,
+    "Qwen2_5_VLForConditionalGeneration": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
+    "Qwen3VLForConditionalGeneration": _qwen3,
 }
 
 _SHARED = "it has shared experts beside those that are routed to"

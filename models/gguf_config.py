@@ -4,11 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import gguf
 import numpy as np
 
 from paged.models.config import ModelConfig
 from paged.models.errors import CheckpointError, UnsupportedModelError
-from paged.models.gguf_families import GGUF_FAMILIES, GGUFFamily
+from paged.models.gguf_families import GGUF_FAMILIES, GGUF_MIXTURES, GGUFFamily
 from paged.models.gguf_file import GGUFFile
 from paged.models.gguf_keys import Keys
 
@@ -25,6 +26,8 @@ _LLAMA3_CONTEXTS = [2**exponent for exponent in range(6, 21)]
 # Keys that change the arithmetic in ways the engine does not know, and their neutral values.
 _NEUTRAL = {
     "expert_count": 0,
+    "expert_shared_count": 0,
+    "leading_dense_block_count": 0,
     "attention.sliding_window": 0,
     "attention.scale": 0.0,
     "logit_scale": 0.0,
@@ -94,18 +97,32 @@ def gguf_hf_config(file: GGUFFile) -> dict[str, Any]:
         "eos_token_id": list(eos_token_ids) or None,
         "torch_dtype": "bfloat16",
     }
+    if keeps_mxfp4(file):
+        config["quantization_config"] = {"quant_method": "mxfp4"}
     return config | family.read(keys, config)
 
 
 def gguf_family(file: GGUFFile) -> GGUFFamily:
     """Return what a file's architecture is; raises `UnsupportedModelError` if it is unknown."""
     architecture = file.metadata.get("general.architecture")
-    if architecture not in GGUF_FAMILIES:
+    families = GGUF_FAMILIES
+    if file.metadata.get(f"{architecture}.expert_count") and architecture in GGUF_MIXTURES:
+        families = GGUF_MIXTURES
+    if architecture not in families:
+        supported = sorted({*GGUF_FAMILIES, *GGUF_MIXTURES})
         raise UnsupportedModelError(
             f"{file.path}: GGUF architecture {architecture!r} is not supported; "
-            f"supported: {', '.join(GGUF_FAMILIES)}."
+            f"supported: {', '.join(supported)}."
         )
-    return GGUF_FAMILIES[architecture]
+    return families[architecture]
+
+
+def keeps_mxfp4(file: GGUFFile) -> bool:
+    """Return whether the experts of a file are in MXFP4, and stay in it."""
+    experts = [tensor for name, tensor in file.tensors.items() if name.endswith("_exps.weight")]
+    return gguf_family(file).keeps_mxfp4 and all(
+        tensor.kind is gguf.GGMLQuantizationType.MXFP4 for tensor in experts
+    )
 
 
 def gguf_eos_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:

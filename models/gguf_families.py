@@ -5,7 +5,7 @@ file does not say them.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from paged.models.gguf_keys import Keys
@@ -17,6 +17,28 @@ _ATTENTION = {
     "attn_output": "self_attn.o_proj",
 }
 _HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_ROUTED = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.w2",
+}
+_QWEN3_ROUTED = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+# Under the names that `arrange_gpt_oss` gives: gates are apart here, too.
+_GPT_OSS_WHOLE = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "ffn_gate_exps.weight": "mlp.experts.gate_up_proj:gate",
+    "ffn_up_exps.weight": "mlp.experts.gate_up_proj:up",
+    "ffn_down_exps.weight": "mlp.experts.down_proj:down",
+    "ffn_gate_exps.bias": "mlp.experts.gate_up_proj_bias:gate",
+    "ffn_up_exps.bias": "mlp.experts.gate_up_proj_bias:up",
+    "ffn_down_exps.bias": "mlp.experts.down_proj_bias:down",
+}
 _MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 _NORMS_BEFORE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 _NORMS_AFTER = {
@@ -48,7 +70,10 @@ class GGUFFamily:
 
     Attributes:
       architecture: name in `architectures` of a config.
-      layer_tensors: base names of the tensors of a layer -> Hugging Face's, below the layer.
+      layer_tensors: base names of the tensors of a layer -> Hugging Face's, below the layer. Of
+        experts there is one tensor, in some old files one for each.
+      whole_names: names of such tensors with their endings -> Hugging Face's, which count first.
+      keeps_mxfp4: experts in MXFP4 stay in it.
       pairs_rows: rows of q and k are in llama.cpp's rotary layout.
       adds_one: 1 has been added to the weights of norms.
       extra_keys: keys beyond the common ones that `read` looks at, and that may so have a value.
@@ -57,6 +82,8 @@ class GGUFFamily:
 
     architecture: str
     layer_tensors: Mapping[str, str]
+    whole_names: Mapping[str, str] = field(default_factory=dict)
+    keeps_mxfp4: bool = False
     pairs_rows: bool = False
     adds_one: bool = False
     extra_keys: tuple[str, ...] = ()
@@ -107,6 +134,33 @@ def _granite(keys: Keys, _config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _mixtral(keys: Keys, _config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "num_local_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+    }
+
+
+def _qwen3_moe(keys: Keys, _config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+def _gpt_oss(keys: Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    scaling = config["rope_scaling"]
+    return {
+        "num_local_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "intermediate_size": keys.count("expert_feed_forward_length"),
+        "sliding_window": keys.count("attention.sliding_window"),
+        "rope_scaling": scaling and scaling | {"truncate": False},
+    }
+
+
 GGUF_FAMILIES: dict[str, GGUFFamily] = {
     "gemma2": GGUFFamily(
         "Gemma2ForCausalLM",
@@ -141,3 +195,31 @@ GGUF_FAMILIES: dict[str, GGUFFamily] = {
     "qwen2": GGUFFamily("Qwen2ForCausalLM", _LLAMA),
     "qwen3": GGUFFamily("Qwen3ForCausalLM", _LLAMA | _HEAD_NORMS),
 }
+"""GGUF architecture -> what a file of it is that has no experts."""
+
+GGUF_MIXTURES: dict[str, GGUFFamily] = {
+    "gpt-oss": GGUFFamily(
+        "GptOssForCausalLM",
+        {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
+        | _ATTENTION
+        | {"ffn_gate_inp": "mlp.router"},
+        whole_names=_GPT_OSS_WHOLE,
+        keeps_mxfp4=True,
+        extra_keys=("expert_count", "attention.sliding_window"),
+        read=_gpt_oss,
+    ),
+    "llama": GGUFFamily(
+        "MixtralForCausalLM",
+        _NORMS_BEFORE | _ATTENTION | _ROUTED,
+        pairs_rows=True,
+        extra_keys=("expert_count",),
+        read=_mixtral,
+    ),
+    "qwen3moe": GGUFFamily(
+        "Qwen3MoeForCausalLM",
+        _NORMS_BEFORE | _ATTENTION | _HEAD_NORMS | _QWEN3_ROUTED,
+        extra_keys=("expert_count",),
+        read=_qwen3_moe,
+    ),
+}
+"""The same of files that have experts."""

@@ -13,9 +13,10 @@ import ml_dtypes
 import numpy as np
 
 from paged.models.errors import CheckpointError
-from paged.models.gguf_config import ROPE_FACTORS, gguf_family, gguf_hf_config
+from paged.models.gguf_config import ROPE_FACTORS, gguf_family, gguf_hf_config, keeps_mxfp4
 from paged.models.gguf_families import GGUFFamily
 from paged.models.gguf_file import GGUFFile, GGUFTensor
+from paged.models.gguf_mxfp4 import Mxfp4Half
 from paged.models.host_memory import drop_pages, empty_array
 
 # Values dequantised at once: bounds the float32 copy to 16 MB.
@@ -51,30 +52,46 @@ class GGUFSource:
         if family.pairs_rows:
             self._num_heads["attn_q"] = config["num_attention_heads"]
             self._num_heads["attn_k"] = config["num_key_value_heads"]
-        self._tensors = {
-            hf_tensor_name(name, family): tensor
-            for name, tensor in self._file.tensors.items()
-            if name not in ROPE_FACTORS
-        }
+        self._tensors: dict[str, GGUFTensor] = {}
+        # The two halves of tensors that stay in MXFP4, by their names.
+        self._blocks: dict[str, tuple[GGUFTensor, Mxfp4Half]] = {}
+        keeps_blocks = keeps_mxfp4(self._file)
+        for name, tensor in self._file.tensors.items():
+            if name in ROPE_FACTORS:
+                continue
+            hf_name = hf_tensor_name(name, family)
+            if keeps_blocks and tensor.kind is gguf.GGMLQuantizationType.MXFP4:
+                stem, _, part = hf_name.partition(":")
+                for half in Mxfp4Half:
+                    self._blocks[f"{stem}_{half.value}:{part}"] = tensor, half
+            else:
+                self._tensors[hf_name] = tensor
 
     def names(self) -> list[str]:
         """Return the names of all tensors; one without a Hugging Face name keeps its own."""
-        return list(self._tensors)
+        return [*self._tensors, *self._blocks]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape, `[out, in]` for matrices."""
+        if name in self._blocks:
+            tensor, half = self._blocks[name]
+            return half.shape(tensor.shape)
         return self._tensors[name].shape
 
     def close(self) -> None:
         """Let go of the tensors; the file stays mapped as long as its `GGUFFile` lives."""
         self._tensors.clear()
+        self._blocks.clear()
 
     def read(self, name: str) -> np.ndarray:
-        """Return one tensor as bfloat16.
+        """Return one tensor as bfloat16, or as bytes what stays in MXFP4.
 
         Raises:
           CheckpointError: if the block type cannot be dequantised.
         """
+        if name in self._blocks:
+            tensor, half = self._blocks[name]
+            return half.read(tensor.data, tensor.shape)
         tensor = self._tensors[name]
         rows = tensor.data
         if (num_heads := self._num_heads.get(_base(tensor.name))) is not None:
@@ -96,10 +113,16 @@ def hf_tensor_name(name: str, family: GGUFFamily) -> str:
     >>> hf_tensor_name("blk.3.attn_q.weight", GGUF_FAMILIES["llama"])
     'model.layers.3.self_attn.q_proj.weight'
     """
-    if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
-        layer, base, suffix = match.groups()
-        in_layer = family.layer_tensors.get(base)
-        return name if in_layer is None else f"model.layers.{layer}.{in_layer}.{suffix}"
+    if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(?:(\d+)\.)?(weight|bias)", name):
+        layer, base, expert, suffix = match.groups()
+        if (whole := family.whole_names.get(f"{base}.{suffix}")) is not None:
+            return f"model.layers.{layer}.{whole}"
+        in_layer = family.layer_tensors.get(base if expert is None else f"{base}_exps")
+        if in_layer is None:
+            return name
+        if expert is not None:
+            in_layer = in_layer.replace(".experts.", f".experts.{expert}.")
+        return f"model.layers.{layer}.{in_layer}.{suffix}"
     base, _, suffix = name.partition(".")
     return f"{_TOP[base]}.{suffix}" if base in _TOP else name
 

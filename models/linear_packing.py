@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 from tqdm import tqdm
 
+from paged.backends import release_freed_memory
 from paged.models.forward import GraphDef, linear_layers
 from paged.models.layers import Embed, Linear
 from paged.models.moe import ExpertLinear
@@ -45,7 +46,7 @@ def pack_linear_layers(
       ValueError: for an element type that the kernels do not have.
     """
     model = nnx.merge(graphdef, params)
-    layers = [layer for layer in linear_layers(model) if can_pack(layer.weight)]
+    layers = [layer for layer in linear_layers(model) if _can_pack(layer)]
     places = _allocate(layers)
     with (
         concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
@@ -64,6 +65,10 @@ def pack_linear_layers(
             bar.update(packed.nbytes)
     packed_params: nnx.State[Any, Any] = nnx.state(model)
     return packed_params
+
+
+def _can_pack(layer: Linear | ExpertLinear | Embed) -> bool:
+    return layer.can_pack if isinstance(layer, ExpertLinear) else can_pack(layer.weight)
 
 
 def _allocate(layers: list[Linear | ExpertLinear | Embed]) -> list[np.ndarray]:
@@ -94,12 +99,15 @@ def _packed_shape(layer: Linear | ExpertLinear | Embed, values: jax.Array) -> tu
 
 def _pack(layer: Linear | ExpertLinear | Embed, place: np.ndarray, *, keep: bool) -> jax.Array:
     weight = values_of(layer.weight)[...]
+    matrix = matrix_to_pack(layer.weight, math.prod(layer.output_shape))
     if isinstance(layer, ExpertLinear):
-        pack_experts(np.asarray(weight), place)
+        pack_experts(matrix.reshape(*layer.output_shape, -1), place)
     else:
-        pack(matrix_to_pack(layer.weight, math.prod(layer.output_shape)), place)
+        pack(matrix, place)
+    del matrix
     # JAX uses memory that is aligned as it is, and keeps it as long as the array lives.
     packed: jax.Array = jax.device_put(place, next(iter(weight.devices())))
     if not keep:
         weight.delete()
+        release_freed_memory()
     return packed

@@ -21,7 +21,14 @@ from paged.models.group_routing import choose_in_groups
 from paged.models.moe_config import ExpertsConfig
 from paged.models.mxfp4_weight import Mxfp4Weight
 from paged.models.parameters import parameter, random_weight
-from paged.models.stored_weight import StoredWeight, multiply, values_of
+from paged.models.quantized.grouped_weight import GroupedWeight
+from paged.models.stored_weight import (
+    StoredWeight,
+    can_pack,
+    multiply,
+    one_of_stack,
+    values_of,
+)
 from paged.native.expert_linear import are_packed_experts, packed_expert_linear
 from paged.native.linear import PackedWeight
 
@@ -94,6 +101,13 @@ class ExpertLinear(nnx.Module):
         bias = jnp.zeros(self.output_shape, dtype)
         self.bias = parameter(bias, tuple(axes)[:2]) if config.expert_bias else None
 
+    @property
+    def can_pack(self) -> bool:
+        """Whether the native kernels have products of groups of rows with such weights."""
+        # Inputs of experts are in one order for all of them.
+        is_permuted = isinstance(self.weight, GroupedWeight) and self.weight.order is not None
+        return can_pack(self.weight) and not is_permuted
+
     def packed(self) -> PackedWeight:
         """Return what the native kernels take, of weights that are packed."""
         _, num_outputs = self.output_shape
@@ -101,8 +115,11 @@ class ExpertLinear(nnx.Module):
         if isinstance(self.weight, nnx.Param):
             return PackedWeight(self.weight[...], num_outputs, None, bias)
         packed = self.weight.packed(num_outputs)
-        assert packed.scales is not None, "weights of experts are packed as int8"
-        return packed._replace(scales=packed.scales.reshape(self.output_shape), bias=bias)
+        assert packed.scales is not None, "weights of experts in fewer bits have scales"
+        # Of whole outputs; those of groups have the axis of experts already.
+        scales = packed.scales
+        scales = scales.reshape(self.output_shape) if scales.ndim == 1 else scales
+        return packed._replace(scales=scales, bias=bias)
 
     def of_groups(
         self,
@@ -120,8 +137,7 @@ class ExpertLinear(nnx.Module):
     ) -> Float[Array, "n num_outputs"]:
         """Return one expert's product, in x's dtype."""
         _, num_outputs = self.output_shape
-        weight: StoredWeight = jax.tree.map(lambda stack: stack[expert], self.weight)
-        y = multiply(weight, x, num_outputs)
+        y = multiply(one_of_stack(self.weight, expert), x, num_outputs)
         bias = self._bias_here()
         return y if bias is None else y + bias[expert][None]
 

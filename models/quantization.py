@@ -15,6 +15,7 @@ from paged.models.quantized.form import WeightForm, store
 from paged.models.quantized.formats import FORMATS
 from paged.models.quantized.int8_weight import Int8Form
 from paged.models.quantized.on_the_fly import ON_THE_FLY
+from paged.models.quantized.stacked_form import StackedForm
 from paged.models.registry import tensor_name
 
 QUANTIZATIONS = (*ON_THE_FLY, *(name for name in FORMATS if name not in ON_THE_FLY))
@@ -46,8 +47,17 @@ class QuantizedLayer:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """How many outputs and inputs the weight has."""
+        """How many outputs and inputs the weight has, of experts that of one."""
         return _shape(self.layer)
+
+    @property
+    def num_experts(self) -> int | None:
+        """How many weights lie one beside the other; None: it is no layer of experts."""
+        return self.layer.output_shape[0] if isinstance(self.layer, ExpertLinear) else None
+
+    def expert_module(self, expert: int) -> str:
+        """Return the name in the checkpoint of one expert's layer."""
+        return _expert_module(self.module, expert)
 
 
 def quantized_layers(model: DecoderLM, quantization: str | None) -> list[QuantizedLayer]:
@@ -79,7 +89,7 @@ def quantized_layers(model: DecoderLM, quantization: str | None) -> list[Quantiz
         weight_path = (*path, "weight")
         module = tensor_name(model.config.architecture, weight_path).removesuffix(".weight")
         scheme = _scheme(model, module, layer)
-        form = scheme.form if scheme else None
+        form = None if scheme is None else _form(scheme, layer)
         if model.config.quantization is None:
             form = _form_on_the_fly(layer, quantization)
         if form is not None:
@@ -93,7 +103,7 @@ def quantize_layers(model: DecoderLM, quantization: str | None) -> None:
         weight = quantized.layer.weight
         assert isinstance(weight, nnx.Param), "quantised already"
         layer = quantized.layer
-        sum_axis = layer.sum_axis if isinstance(layer, Linear) else None
+        sum_axis = None if isinstance(layer, Embed) else layer.sum_axis
         layer.weight = store(weight, quantized.form, quantized.num_output_axes, sum_axis)
 
 
@@ -130,22 +140,23 @@ def _scheme(
     if formats is None or is_tied_head:
         return None
     if isinstance(layer, ExpertLinear):
-        # The checkpoint stores one tensor for each expert, and so does its config name them.
-        module = module.replace(".experts.", ".experts.0.")
+        # All experts of a layer are stored alike, so that they are one stack.
+        module = _expert_module(module, 0)
     scheme = formats.scheme(module)
-    if scheme is not None and isinstance(layer, ExpertLinear):
-        tensors = ", ".join(scheme.tensors(*_shape(layer)))
-        raise UnsupportedModelError(
-            f"{module} and the other experts are stored by {formats.method} ({tensors}); of "
-            "experts, only weights in full and gpt-oss' MXFP4 are implemented. Use the unquantized "
-            "checkpoint, with --quantization int8 to keep its experts in 8 bits."
-        )
     problem = None if scheme is None else scheme.problem(*_shape(layer))
     if problem is not None:
         raise UnsupportedModelError(
             f"{module} cannot be quantised as the checkpoint's quantization_config says: {problem}."
         )
     return scheme
+
+
+def _form(scheme: LayerScheme, layer: Linear | ExpertLinear | Embed) -> WeightForm:
+    return StackedForm(scheme.form) if isinstance(layer, ExpertLinear) else scheme.form
+
+
+def _expert_module(module: str, expert: int) -> str:
+    return module.replace(".experts.", f".experts.{expert}.")
 
 
 def _form_on_the_fly(
@@ -161,5 +172,6 @@ def _form_on_the_fly(
 
 def _shape(layer: Linear | ExpertLinear | Embed) -> tuple[int, int]:
     assert isinstance(layer.weight, nnx.Param)
+    num_stacked = layer.output_shape[0] if isinstance(layer, ExpertLinear) else 1
     num_outputs = math.prod(layer.output_shape)
-    return num_outputs, math.prod(layer.weight.shape) // num_outputs
+    return num_outputs // num_stacked, math.prod(layer.weight.shape) // num_outputs

@@ -7,6 +7,7 @@ from typing import Any
 from paged.models.decoder import DecoderLM
 from paged.models.expert_source import arrange_gpt_oss, stack_experts
 from paged.models.tensor_source import TensorSource
+from paged.models.text_part import text_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ _DEEPSEEK_MLP_RULES = (
 )
 
 
-def _gpt_oss_experts(layer: str, tensor: str, part: str = "") -> tuple[WeightRule, ...]:
+def _gpt_oss_experts(layer: str, tensor: str, part: str) -> tuple[WeightRule, ...]:
     """Return rules for one linear layer of gpt-oss' experts, plain and in MXFP4."""
     path, name = f"{_EXPERTS}.{layer}", f"{_MLP}.experts.{tensor}"
     return (
@@ -177,7 +178,7 @@ _GPT_OSS_MLP_RULES = (
     WeightRule("layers.*.mlp.router.bias", f"{_MLP}.router.bias"),
     *_gpt_oss_experts("gate_proj", "gate_up_proj", ":gate"),
     *_gpt_oss_experts("up_proj", "gate_up_proj", ":up"),
-    *_gpt_oss_experts("down_proj", "down_proj"),
+    *_gpt_oss_experts("down_proj", "down_proj", ":down"),
 )
 _SINK_RULES = (WeightRule("layers.*.attention.sinks", f"{_ATTENTION}.sinks"),)
 _MIXTRAL = (*_TOP, *_NORMS_BEFORE, *_ATTENTION_RULES, *_MIXTRAL_MLP_RULES)
@@ -212,6 +213,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         "Gemma 3 (text)",
         "q and k norms, windows in five of six layers, two rotary embeddings",
     ),
+    "Gemma3ForConditionalGeneration": Architecture(
+        DecoderLM, _GEMMA3, "Gemma 3 (4B and larger)", "text only", text_tensors
+    ),
     "GptOssForCausalLM": Architecture(
         DecoderLM,
         _GPT_OSS,
@@ -234,6 +238,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MistralForCausalLM": Architecture(
         DecoderLM, _LLAMA, "Mistral", "a window in every layer, or none"
     ),
+    "Mistral3ForConditionalGeneration": Architecture(
+        DecoderLM, _LLAMA, "Mistral Small 3.1 and 3.2", "text only", text_tensors
+    ),
     "MixtralForCausalLM": Architecture(DecoderLM, _MIXTRAL, "Mixtral", "experts", stack_experts),
     "Olmo2ForCausalLM": Architecture(
         DecoderLM, _OLMO2, "OLMo 2", "norms after each block, q and k norms over all heads"
@@ -247,6 +254,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen2ForCausalLM": Architecture(
         DecoderLM, _LLAMA, "Qwen2, Qwen2.5", "biases on q, k and v, windows in upper layers"
     ),
+    "Qwen2VLForConditionalGeneration": Architecture(
+        DecoderLM, _LLAMA, "Qwen2-VL", "text only", text_tensors
+    ),
+    "Qwen2_5_VLForConditionalGeneration": Architecture(
+        DecoderLM, _LLAMA, "Qwen2.5-VL", "text only", text_tensors
+    ),
     "Qwen3ForCausalLM": Architecture(
         DecoderLM, _QWEN3, "Qwen3 (dense)", "q and k norms, head size of its own"
     ),
@@ -256,6 +269,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         "Qwen3 (experts)",
         "experts, dense layers among them, q and k norms",
         stack_experts,
+    ),
+    "Qwen3VLForConditionalGeneration": Architecture(
+        DecoderLM, _QWEN3, "Qwen3-VL (dense)", "text only", text_tensors
     ),
 }
 

@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 from tqdm import tqdm
 
+from paged.backends import release_freed_memory
 from paged.models.errors import CheckpointError
 
 # Of what is read at once: enough for the disk to be busy, little beside a model.
@@ -97,6 +98,9 @@ def restore_params(
                         array = jnp.repeat(array, kv_head_copies, axis=axis)
                         array = jax.device_put(array, sharding_of[name])
                     restored[name] = array
+                    del array
+                del part
+                release_freed_memory()
     params: nnx.State[Any, Any] = jax.tree.unflatten(
         jax.tree.structure(expected), [restored[name] for name in leaves]
     )

@@ -7,6 +7,7 @@ for the native CPU kernels (`paged.models.linear_packing`); it has four axes the
 
 from typing import Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -68,6 +69,20 @@ def look_up(weight: StoredWeight, rows: Array, num_inputs: int, dtype: np.dtype)
     if not isinstance(weight, nnx.Param):
         return weight.rows(rows, num_inputs, dtype)
     return rows_of(weight[...], rows, num_inputs)
+
+
+def one_of_stack(weight: StoredWeight, index: Array) -> StoredWeight:
+    """Return one of the weights that lie one beside the other in an unpacked stack."""
+    one: StoredWeight = jax.tree.map(lambda stack: _one_of_array(stack, index), weight)
+    return one
+
+
+def _one_of_array(stack: Array, index: Array) -> Array:
+    if stack.dtype != jnp.float8_e4m3fn:
+        return stack[index]
+    # As bytes: XLA:CPU slices no float8, and would widen the whole stack first.
+    as_bytes = jax.lax.bitcast_convert_type(stack, jnp.uint8)
+    return jax.lax.bitcast_convert_type(as_bytes[index], stack.dtype)
 
 
 def packed_weight(weight: StoredWeight, num_outputs: int) -> PackedWeight | None:

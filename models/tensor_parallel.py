@@ -122,9 +122,11 @@ class TensorParallel:
         assert isinstance(weight, nnx.Param)
         spec = self.rules.partition_spec(weight.get_metadata("out_sharding"))
         num_outputs, num_inputs = layer.shape
+        # Whole experts are shared as they are.
+        first = 0 if layer.num_experts is None else 1
         outputs, inputs = (
             self.size if any(axes) else 1
-            for axes in (spec[:num_output_axes], spec[num_output_axes:])
+            for axes in (spec[first:num_output_axes], spec[num_output_axes:])
         )
         reason = layer.form.split_problem(num_inputs, inputs) if inputs > 1 else None
         if reason is None and layer.scheme is not None:

@@ -11,6 +11,7 @@ from flax import nnx
 
 from paged.models.config import DTYPES, ModelConfig
 from paged.models.errors import CheckpointError
+from paged.models.host_memory import empty_array
 from paged.models.quantization import QuantizedLayer
 from paged.models.quantized.reading import layer_tensors, read_layer, same_shape
 from paged.models.registry import ARCHITECTURES, WeightRule
@@ -69,10 +70,12 @@ class TensorPlace:
         Raises:
           CheckpointError: if a tensor has another element type or holds what it cannot.
         """
-        scheme, stored = layer.scheme, (self.stored[0], self.stored[1])
+        scheme = layer.scheme
         assert scheme is not None
-        parts = read_layer(scheme, layer.module, stored, source.read)
         self._check_bias(source, layer)
+        if layer.num_experts is not None:
+            return _read_experts(source, layer, layer.num_experts)
+        parts = read_layer(scheme, layer.module, (self.stored[0], self.stored[1]), source.read)
         if self.stop is None:
             return parts
         axes = scheme.form.axes(("outputs", "inputs"), 1)
@@ -88,6 +91,21 @@ class TensorPlace:
                 f"tensor {bias} is not zero, but the model has no such bias; fetch the checkpoint "
                 "again, or correct the config."
             )
+
+
+def _read_experts(
+    source: TensorSource, layer: QuantizedLayer, num_experts: int
+) -> dict[str, np.ndarray]:
+    """Return the parameters of all experts' weights, which are read one after the other."""
+    assert layer.scheme is not None
+    stacks: dict[str, np.ndarray] = {}
+    for expert in range(num_experts):
+        parts = read_layer(layer.scheme, layer.expert_module(expert), layer.shape, source.read)
+        for name, part in parts.items():
+            if expert == 0:
+                stacks[name] = empty_array((num_experts, *part.shape), part.dtype)
+            stacks[name][expert] = part
+    return stacks
 
 
 def match_tensors(
@@ -152,7 +170,8 @@ def _tensors_of(
 ) -> dict[str, tuple[int, ...]]:
     if layer is None or layer.scheme is None:
         return {name: shape}
-    return layer_tensors(layer.scheme, layer.module, (shape[0], shape[1]))
+    num_outputs, num_inputs = shape[-2:]
+    return layer_tensors(layer.scheme, layer.module, (num_outputs, num_inputs), layer.num_experts)
 
 
 def _check(

@@ -72,8 +72,8 @@ class Tokenizer:
         """Return the tokenizer of a Hugging Face checkpoint directory.
 
         Reads tokenizer.json, and where they exist tokenizer_config.json, special_tokens_map.json,
-        chat_template.jinja, and the end-of-sequence ids of generation_config.json (config.json
-        where there is none).
+        chat_template.jinja or chat_template.json, and the end-of-sequence ids of
+        generation_config.json (config.json where there is none).
 
         Raises:
           CheckpointError: if tokenizer.json is missing or a file cannot be read.
@@ -222,7 +222,10 @@ def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
     file = directory / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
+    # A file of its own where there is a processor of images beside the tokenizer.
+    template = config.get("chat_template") or read_json(directory / "chat_template.json").get(
+        "chat_template"
+    )
     if isinstance(template, list):  # named templates; "default" is the one for plain chats
         by_name = {row["name"]: row["template"] for row in template}
         template = by_name.get("default")

@@ -251,6 +251,22 @@ def keep_freed_memory() -> bool:
     return bool(kept)
 
 
+def release_freed_memory() -> bool:
+    """Have the C library return what it keeps of freed memory to the system, now.
+
+    Arrays of up to 32 MB, and larger ones once some were freed, are on glibc's heap, which keeps
+    what it once had: weights that are freed one after the other would all still be there.
+
+    Returns:
+      Whether it is done; False where the C library is not glibc.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is None:
+        return False
+    trim(0)
+    return True
+
+
 def host_memory(root: pathlib.Path = pathlib.Path("/")) -> DeviceMemory:
     """Return the memory of the machine, or of the container if that is less.
 

@@ -44,6 +44,24 @@ def round_to_float8(
     return values.astype(x.dtype), scales
 
 
+def round_groups_to_float8(x: Array, group_size: int) -> Array:
+    """Return x with each run of `group_size` inputs rounded to e4m3 by its own largest element.
+
+    The values are back at their own scale, in x's type: runs of a row have different scales, so
+    none can be left to the product.
+
+    Args:
+      x: `[num_rows, num_inputs]`.
+      group_size: divides `num_inputs`.
+
+    Source: DeepSeek-V3, arXiv:2412.19437, section 3.3.2; vLLM's `per_token_group_quant_fp8`.
+    """
+    groups = x.astype(jnp.float32).reshape(len(x), -1, group_size)
+    scales = jnp.abs(groups).max(axis=2, keepdims=True) / FLOAT8_MAX
+    values = (groups / jnp.where(scales == 0, 1, scales)).astype(FLOAT8)
+    return (values.astype(jnp.float32) * scales).reshape(x.shape).astype(x.dtype)
+
+
 def round_to_int8(x: Array, sum_axis: str | None = None) -> tuple[Array, Array]:
     """Return integers up to 127, in x's type, and the float32 scale of each row `[num_rows, 1]`.
 

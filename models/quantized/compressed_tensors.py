@@ -5,8 +5,9 @@ from typing import Any
 
 from paged.models.errors import UnsupportedModelError
 from paged.models.quantized.checkpoint_format import CheckpointFormat, LayerScheme
-from paged.models.quantized.eight_bit_schemes import Float8Scheme, Int8Scheme
+from paged.models.quantized.eight_bit_schemes import BlockFloat8Scheme, Float8Scheme, Int8Scheme
 from paged.models.quantized.fields import (
+    block_size_of,
     flag_of,
     group_size_of,
     module_patterns,
@@ -71,6 +72,8 @@ def _scheme(group: Mapping[str, Any], layout: str) -> LayerScheme:
     kind = require(weights, "type", ("int", "float"))
     bits = require(weights, "num_bits", (8,) if kind == "float" else (4, 8))
     is_symmetric = flag_of(weights, "symmetric", default=True)
+    if kind == "float" and weights.get("strategy") == "block":
+        return _block_scheme(group, weights)
     activations = _activations(group, kind, bits)
     if layout == "pack-quantized":
         require(weights, "type", ("int",))
@@ -90,6 +93,23 @@ def _scheme(group: Mapping[str, Any], layout: str) -> LayerScheme:
     if kind == "float":
         return Float8Scheme(is_per_output, activations)
     return Int8Scheme(is_per_output, rounds_activations=activations is not None)
+
+
+def _block_scheme(group: Mapping[str, Any], weights: Mapping[str, Any]) -> LayerScheme:
+    """Return e4m3 in blocks, with rows rounded by runs as long as a block, or as they are."""
+    require(weights, "symmetric", (True,), default=True)
+    block_outputs, block_inputs = block_size_of(weights, "block_structure")
+    activations = group.get("input_activations")
+    if activations:
+        require(activations, "type", ("float",))
+        require(activations, "num_bits", (8,))
+        require(activations, "symmetric", (True,), default=True)
+        require(activations, "dynamic", (True,))
+        require(activations, "strategy", ("group",))
+        require(activations, "group_size", (block_inputs,))
+    return BlockFloat8Scheme(
+        block_outputs, block_inputs, bool(activations), scale_name="weight_scale"
+    )
 
 
 def _activations(group: Mapping[str, Any], kind: str, bits: int) -> str | None:

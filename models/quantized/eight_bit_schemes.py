@@ -1,9 +1,10 @@
-"""Checkpoint tensors in 8 bits whose scales are for whole outputs: e4m3 and int8."""
+"""Checkpoint tensors in 8 bits: e4m3 and int8, with scales for tensors, outputs or blocks."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from paged.models.quantized.block_float8_weight import BlockFloat8Form
 from paged.models.quantized.checkpoint_format import FLOATS, Tensors, TensorSpec
 from paged.models.quantized.float8_weight import Float8Form
 from paged.models.quantized.int8_weight import Int8Form
@@ -51,6 +52,50 @@ class Float8Scheme:
                 raise ValueError(f"input_scale is {input_scale[0]}, not more than 0")
             parts["input_scale"] = input_scale
         return parts
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFloat8Scheme:
+    """`weight` in e4m3 and one scale for each block of outputs and inputs.
+
+    Attributes:
+      block_outputs, block_inputs: size of a block; the last outputs may fill none.
+      rounds_activations: rows are rounded to e4m3, each run of `block_inputs` by its own largest.
+      scale_name: of the tensor of scales, which weights are multiplied by whatever its name says.
+
+    Source: DeepSeek-V3, `inference/kernel.py`.
+    """
+
+    block_outputs: int
+    block_inputs: int
+    rounds_activations: bool = True
+    scale_name: str = "weight_scale_inv"
+
+    @property
+    def form(self) -> BlockFloat8Form:
+        """The form in memory."""
+        return BlockFloat8Form(self.block_inputs, self.rounds_activations)
+
+    def problem(self, num_outputs: int, num_inputs: int) -> str | None:
+        """See `LayerScheme.problem`."""
+        if num_inputs % self.block_inputs:
+            return f"{num_inputs} inputs cannot be cut into blocks of {self.block_inputs}"
+        return None
+
+    def tensors(self, num_outputs: int, num_inputs: int) -> dict[str, TensorSpec]:
+        """See `LayerScheme.tensors`."""
+        scales = (-(-num_outputs // self.block_outputs), num_inputs // self.block_inputs)
+        return {
+            "weight": TensorSpec((num_outputs, num_inputs), ("float8_e4m3fn",)),
+            self.scale_name: TensorSpec(scales, FLOATS),
+        }
+
+    def convert(self, tensors: Tensors) -> dict[str, np.ndarray]:
+        """See `LayerScheme.convert`."""
+        weight, scales = tensors["weight"], tensors[self.scale_name].astype(np.float32)
+        by_output = scales.reshape(-1, weight.shape[1] // self.block_inputs).T
+        by_output = np.repeat(by_output, self.block_outputs, axis=1)
+        return {"values": weight, "scales": by_output[:, : len(weight)]}
 
 
 @dataclass(frozen=True, slots=True)

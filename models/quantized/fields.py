@@ -66,6 +66,21 @@ def group_size_of(
     return None if value == -1 else value
 
 
+def block_size_of(fields: Mapping[str, Any], name: str) -> tuple[int, int]:
+    """Return how many outputs and inputs share a scale.
+
+    Raises:
+      UnsupportedModelError: if they are no two numbers.
+    """
+    value = fields.get(name)
+    sizes = tuple(value) if isinstance(value, list | tuple) else ()
+    if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
+        raise UnsupportedModelError(
+            f"{name}={value!r} cannot be; it is a number of outputs and a number of inputs"
+        )
+    return sizes
+
+
 def names_of(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """Return a field that lists names; missing or null is none of them.
 

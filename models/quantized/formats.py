@@ -20,8 +20,8 @@ FORMATS: Mapping[str, Callable[[Mapping[str, Any]], CheckpointFormat]] = {
 
 SUPPORTED = (
     "awq (4 bits, gemm), gptq (4 and 8 bits), compressed-tensors (int4 and int8 packed; float8 and "
-    "int8 by tensor or channel, with dynamic activations by token, float8 also static) and fp8 (by "
-    "tensor)"
+    "int8 by tensor or channel, with dynamic activations by token, float8 also static, and by "
+    "block) and fp8 (by tensor or block)"
 )
 """What the formats hold, for errors."""
 

@@ -1,16 +1,11 @@
-"""The method "fp8" of AutoFP8 and its like: e4m3 with one scale for each tensor."""
+"""The method "fp8": e4m3 with a scale for each tensor (AutoFP8), or for blocks (DeepSeek)."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from paged.models.quantized.checkpoint_format import CheckpointFormat
-from paged.models.quantized.eight_bit_schemes import Float8Scheme
-from paged.models.quantized.fields import (
-    module_patterns,
-    names_of,
-    refuse_filled,
-    require,
-)
+from paged.models.quantized.checkpoint_format import CheckpointFormat, LayerScheme
+from paged.models.quantized.eight_bit_schemes import BlockFloat8Scheme, Float8Scheme
+from paged.models.quantized.fields import block_size_of, module_patterns, names_of, require
 
 
 def read_fp8(fields: Mapping[str, Any]) -> CheckpointFormat:
@@ -19,16 +14,24 @@ def read_fp8(fields: Mapping[str, Any]) -> CheckpointFormat:
     Raises:
       UnsupportedModelError: if it is none that is implemented.
     """
-    refuse_filled(fields, "weight_block_size", "scales for blocks of weights, as DeepSeek's")
     require(fields, "fmt", ("e4m3", "float8_e4m3fn"), default="e4m3")
-    activations = require(fields, "activation_scheme", ("static", "dynamic"))
-    scheme = Float8Scheme(
-        is_per_output=False, activations="token" if activations == "dynamic" else "static"
-    )
+    # Scales of activations that are powers of two, as DeepSeek-V3.1 has them, round otherwise.
+    require(fields, "scale_fmt", ("float",), default="float")
     ignored = (*names_of(fields, "ignored_layers"), *names_of(fields, "modules_to_not_convert"))
     return CheckpointFormat(
         "fp8",
-        ((".*", scheme),),
+        ((".*", _scheme(fields)),),
         module_patterns(ignored),
         ignored_tensors=r"\.(k_scale|v_scale|kv_scale|output_scale)$",
+    )
+
+
+def _scheme(fields: Mapping[str, Any]) -> LayerScheme:
+    if fields.get("weight_block_size") is not None:
+        # There are no static scales for blocks of activations.
+        require(fields, "activation_scheme", ("dynamic",))
+        return BlockFloat8Scheme(*block_size_of(fields, "weight_block_size"))
+    activations = require(fields, "activation_scheme", ("static", "dynamic"))
+    return Float8Scheme(
+        is_per_output=False, activations="token" if activations == "dynamic" else "static"
     )

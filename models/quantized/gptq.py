@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from paged.models.errors import UnsupportedModelError
 from paged.models.quantized.act_order import inputs_by_group
 from paged.models.quantized.bit_packing import unpack_first, unpack_last
 from paged.models.quantized.checkpoint_format import (
@@ -14,7 +15,7 @@ from paged.models.quantized.checkpoint_format import (
     Tensors,
     TensorSpec,
 )
-from paged.models.quantized.fields import flag_of, group_size_of, refuse_filled, require
+from paged.models.quantized.fields import flag_of, group_size_of, require
 from paged.models.quantized.grouped_weight import GroupedForm, group_problem
 
 
@@ -98,7 +99,6 @@ def read_gptq(fields: Mapping[str, Any]) -> CheckpointFormat:
     """
     bits = require(fields, "bits", (4, 8))
     layout = require(fields, "checkpoint_format", ("gptq", "gptq_v2"), default="gptq")
-    refuse_filled(fields, "dynamic", "rules for single modules")
     scheme = GptqScheme(
         bits=bits,
         group_size=group_size_of(fields),
@@ -109,5 +109,20 @@ def read_gptq(fields: Mapping[str, Any]) -> CheckpointFormat:
     return CheckpointFormat(
         "gptq",
         ((".*", scheme),),
+        _left_out(fields.get("dynamic") or {}),
         head=flag_of(fields, "lm_head", default=False),
     )
+
+
+def _left_out(rules: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return patterns of modules that GPTQModel's rules leave in full, as routers of experts.
+
+    Raises:
+      UnsupportedModelError: if a rule quantises some modules differently.
+    """
+    if others := [rule for rule in rules if not rule.startswith("-:")]:
+        raise UnsupportedModelError(
+            f"dynamic={others!r} (rules for single modules) is not implemented; only rules that "
+            "leave modules out are, which begin with '-:'"
+        )
+    return tuple(rule.removeprefix("-:") for rule in rules)

@@ -131,8 +131,9 @@ class GroupedWeight(nnx.Module):
         return codes // self.scales[...].size
 
     def matrix(self) -> np.ndarray:
-        """Return the values in the order of the kernels' words."""
-        return in_order_of_words(np.asarray(self.values[...]), self._group_size)
+        """Return the values in the order of the kernels' words; of a stack one after the other."""
+        values = np.asarray(self.values[...])
+        return in_order_of_words(values.reshape(-1, values.shape[-1]), self._group_size)
 
     def multiply(self, x: Array, num_outputs: int) -> Array:
         """Return the float32 product of x, by the best implementation for these shapes."""

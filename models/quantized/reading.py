@@ -10,7 +10,7 @@ from paged.models.quantized.checkpoint_format import LayerScheme
 
 
 def layer_tensors(
-    scheme: LayerScheme, module: str, shape: tuple[int, int]
+    scheme: LayerScheme, module: str, shape: tuple[int, int], num_experts: int | None = None
 ) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of a layer's tensors.
 
@@ -18,13 +18,24 @@ def layer_tensors(
       scheme: how its weight is stored.
       module: its name in the checkpoint.
       shape: its numbers of outputs and of inputs.
+      num_experts: how many such layers are stacked; None: it is one.
     """
-    return {f"{module}.{part}": spec.shape for part, spec in scheme.tensors(*shape).items()}
+    stack = () if num_experts is None else (num_experts,)
+    return {
+        f"{module}.{part}": (*stack, *spec.shape) for part, spec in scheme.tensors(*shape).items()
+    }
 
 
 def same_shape(actual: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Return whether shapes are equal; those of a single number are, with any number of axes."""
-    return actual == expected or math.prod(actual) == 1 == math.prod(expected)
+    """Return whether shapes are equal.
+
+    Those of a single number are, with any number of axes, and so are those of a stack of such.
+    """
+    return actual == expected or any(
+        actual[:first] == expected[:first]
+        and math.prod(actual[first:]) == 1 == math.prod(expected[first:])
+        for first in (0, 1)
+    )
 
 
 def read_layer(

@@ -68,20 +68,16 @@ def packed_expert_linear(
     Args:
       x: `[num_rows, K]`, sorted by expert.
       group_ends: int32 `[num_experts]`, where each expert's rows end.
-      weights: one, or two with an activation; words, scales and bias have a leading axis of
-        experts.
+      weights: one, or two with an activation; words, scales, zero points and bias have a leading
+        axis of experts.
       activation: one of `ACTIVATIONS`; the result is then `activation(y0) * y1` of two weights'
         products. "clamped_swiglu" is `g * sigmoid(gate_slope * g) * (v + 1)` of g, y0 clamped to
         at most `gate_limit`, and v, y1 clamped to at most that size.
       gate_slope, gate_limit: constants of "clamped_swiglu".
       level: index in `paged.native.library.LEVELS` of the instructions to use; -1: the best.
     """
-    operands = [
-        operand
-        for weight in weights
-        for operand in (weight.words, weight.scales, weight.bias)
-        if operand is not None
-    ]
+    operands = [operand for weight in weights for operand in weight.operands()]
+    zeros = sum((weight.zeros is not None) << i for i, weight in enumerate(weights))
     shape = jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
         (x.shape[0], weights[0].num_outputs), x.dtype
     )
@@ -89,6 +85,7 @@ def packed_expert_linear(
         x,
         group_ends,
         *operands,
+        zeros=np.int32(zeros),
         has_bias=weights[0].bias is not None,
         activation=np.int32(0 if activation is None else 1 + ACTIVATIONS.index(activation)),
         gate_slope=np.float32(gate_slope),

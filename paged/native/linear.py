@@ -33,6 +33,9 @@ DTYPES = ("bfloat16", "float32")
 ACTIVATIONS = ("silu", "gelu_tanh")
 """What a gate may go through."""
 
+# Rows of codes that are put in order at once: little memory beside a weight.
+_ORDERED_ROWS = 1024
+
 _ELEMENTS = {
     np.dtype(ml_dtypes.bfloat16): 2,
     np.dtype(np.float32): 1,
@@ -127,13 +130,16 @@ def in_order_of_words(values: np.ndarray, group_size: int) -> np.ndarray:
     Returns:
       uint8 `[N, K / 2]`; four bytes hold eight neighbours: 0, 2, 4, 6, then 1, 3, 5, 7.
     """
-    num_outputs = len(values)
-    grouped = values.reshape(num_outputs, -1, group_size // 2)
-    codes = np.concatenate([grouped & 15, grouped >> 4], axis=2).reshape(num_outputs, -1, 4, 2)
-    # [N, words, which of a pair, pair]: nibbles from low to high.
-    nibbles = codes.swapaxes(2, 3).reshape(num_outputs, -1, 4, 2)
-    words = nibbles[..., 0] | (nibbles[..., 1] << 4)
-    return np.ascontiguousarray(words.reshape(num_outputs, -1))
+    out = np.empty_like(values)
+    for start in range(0, len(values), _ORDERED_ROWS):
+        part = values[start : start + _ORDERED_ROWS]
+        grouped = part.reshape(len(part), -1, group_size // 2)
+        codes = np.concatenate([grouped & 15, grouped >> 4], axis=2).reshape(len(part), -1, 4, 2)
+        # [rows, words, which of a pair, pair]: nibbles from low to high.
+        nibbles = codes.swapaxes(2, 3).reshape(len(part), -1, 4, 2)
+        words = nibbles[..., 0] | (nibbles[..., 1] << 4)
+        out[start : start + _ORDERED_ROWS] = words.reshape(len(part), -1)
+    return out
 
 
 def is_packed(weight: Array) -> bool:

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,16 +34,32 @@ def write_gguf(
     return path
 
 
-def convert_to_gguf(directory: Path, tokenizer_directory: Path, path: Path, **changes: Any) -> Path:
+_ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
+}
+
+
+def convert_to_gguf(
+    directory: Path,
+    tokenizer_directory: Path,
+    path: Path,
+    *,
+    experts_kind: Kind = Kind.BF16,
+    split_experts: bool = False,
+    **changes: Any,
+) -> Path:
     """Convert a checkpoint of any family.
 
-    `changes` are metadata keys with "__" for "."; None removes one.
+    `changes` are metadata keys with "__" for "."; None removes one. With `split_experts` each
+    expert has a tensor, as in the first files of Mixtral.
     """
     config = json.loads((directory / "config_classic.json").read_text())
     # The converter makes no difference between Llama and Mistral.
-    architecture = {"gemma3_text": "gemma3", "mistral": "llama"}.get(
-        config["model_type"], config["model_type"]
-    )
+    architecture = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     metadata = model_metadata(config, architecture) | byte_vocab_metadata(tokenizer_directory)
     for key, value in changes.items():
         metadata[key.replace("__", ".")] = value
@@ -51,7 +68,12 @@ def convert_to_gguf(directory: Path, tokenizer_directory: Path, path: Path, **ch
     if architecture in ("llama", "granite"):
         heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
     tensors = {}
-    for name, values in load_file(directory / "model.safetensors").items():
+    originals = load_file(directory / "model.safetensors")
+    if architecture == "gpt-oss":
+        originals = gpt_oss_tensors(originals)
+    elif config.get("num_experts_per_tok") and not split_experts:
+        originals = merge_experts(originals)
+    for name, values in originals.items():
         values = np.asarray(values, np.float32)
         for projection, num_heads in heads.items():
             if f"{projection}_proj" in name:
@@ -59,6 +81,8 @@ def convert_to_gguf(directory: Path, tokenizer_directory: Path, path: Path, **ch
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1  # so in `Gemma2Model.modify_tensors`
         kind = Kind.F32 if values.ndim == 1 else Kind.BF16
+        if values.ndim == 3:
+            kind = experts_kind
         tensors[gguf_name(name, architecture)] = (values, kind)
     scaling = config["rope_scaling"] or {}
     if scaling.get("rope_type") == "llama3":
@@ -68,6 +92,56 @@ def convert_to_gguf(directory: Path, tokenizer_directory: Path, path: Path, **ch
             factors = np.array(scaling[f"{length}_factor"], np.float32)
             tensors[f"rope_factors_{length}.weight"] = (factors, Kind.F32)
     return write_gguf(path, metadata, tensors, architecture)
+
+
+def merge_experts(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Stack the tensors of a layer's experts, as `modify_tensors` of the converter does."""
+    merged: dict[str, np.ndarray] = {}
+    members: dict[str, dict[int, np.ndarray]] = {}
+    for name, values in tensors.items():
+        before, found, after = name.partition(".experts.")
+        if not found:
+            merged[name] = values
+            continue
+        number, _, rest = after.partition(".")
+        # Mixtral's under the name that the converter gives them before it looks them up.
+        stem = before.removeprefix("model.").removesuffix(".block_sparse_moe") + ".feed_forward"
+        stem = stem if before.endswith("block_sparse_moe") else before
+        members.setdefault(f"{stem}.experts.{rest}", {})[int(number)] = values
+    for name, experts in members.items():
+        merged[name] = np.stack([experts[number] for number in sorted(experts)])
+    return merged
+
+
+# OCP's E2M1.
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def gpt_oss_tensors(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Weights of gpt-oss' experts in full, outputs before inputs, gates and values apart."""
+    made: dict[str, np.ndarray] = {}
+    for name, values in tensors.items():
+        if ".experts." not in name:
+            made[name if name.endswith(("weight", "bias")) else f"{name}.weight"] = values
+            continue
+        if name.endswith("_scales"):
+            continue
+        stem, suffix = name, ".weight"
+        if name.endswith("_bias"):
+            stem, suffix, values = name.removesuffix("_bias"), ".bias", np.asarray(values)
+        elif name.endswith("_blocks"):
+            stem = name.removesuffix("_blocks")
+            codes = np.stack([values & 15, values >> 4], axis=-1).reshape(*values.shape[:-1], 32)
+            scales = np.exp2(tensors[f"{stem}_scales"].astype(np.float32) - 127)
+            values = (_E2M1[codes] * scales[..., None]).reshape(*values.shape[:2], -1)
+        else:
+            values = np.swapaxes(values, 1, 2)
+        if "gate_up_proj" in stem:
+            made[stem.replace("gate_up_proj", "gate_proj") + suffix] = values[:, ::2]
+            made[stem.replace("gate_up_proj", "up_proj") + suffix] = values[:, 1::2]
+        else:
+            made[stem + suffix] = values
+    return made
 
 
 def model_metadata(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
@@ -100,6 +174,13 @@ def model_metadata(config: Mapping[str, Any], architecture: str) -> dict[str, An
         values["rope.scaling.factor"] = scaling["factor"]
         context = scaling["original_max_position_embeddings"]
         values["rope.scaling.original_context_length"] = context
+    num_experts = config.get("num_local_experts") or config.get("num_experts")
+    if num_experts:
+        values["expert_count"] = num_experts
+        values["expert_used_count"] = config["num_experts_per_tok"]
+        if architecture != "llama":
+            width = config.get("moe_intermediate_size", config["intermediate_size"])
+            values["expert_feed_forward_length"] = width
     return {f"{architecture}.{key}": value for key, value in values.items()}
 
 
@@ -113,6 +194,7 @@ _EXTRA_KEYS = {
         "attention.sliding_window": "sliding_window",
         "rope.freq_base_swa": "rope_local_base_freq",
     },
+    "gpt-oss": {"attention.sliding_window": "sliding_window"},
     "granite": {
         "attention.scale": "attention_multiplier",
         "embedding_scale": "embedding_multiplier",
@@ -147,6 +229,11 @@ def byte_vocab_metadata(directory: Path) -> dict[str, Any]:
 
 def gguf_name(name: str, architecture: str = "llama") -> str:
     """GGUF name of a Hugging Face tensor, by gguf's own table."""
+    if split := re.fullmatch(
+        r"model\.layers\.(\d+)\.block_sparse_moe\.experts\.(\d+)\.(w\d).*", name
+    ):
+        base = {"w1": "ffn_gate", "w2": "ffn_down", "w3": "ffn_up"}[split[3]]
+        return f"blk.{split[1]}.{base}.{split[2]}.weight"
     mapped = _name_map(architecture).get_name(name, try_suffixes=(".weight", ".bias"))
     assert mapped is not None, name
     return mapped

@@ -1,7 +1,7 @@
 """Makes tiny goldens with transformers, in an environment of its own:
 
     python -m venv golden && golden/bin/pip install transformers==5.19 torch numpy
-    golden/bin/python tests/models/make_goldens.py granite phi3_longrope
+    golden/bin/python tests/models/make_goldens.py granite gemma3_vision
 
 A folder `tests/data/golden/tiny/NAME` gets config.json (the current spelling), config_classic.json
 (that of most published checkpoints), model.safetensors (bfloat16) and expected.json: prompts, the
@@ -146,24 +146,82 @@ RECIPES = {
     )
 }
 
+# Of an encoder of images there must be something to leave out.
+QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+CLIP_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+SECTIONS = {"rope_theta": 1000000.0, "rope_type": "default", "mrope_section": [2, 3, 3]}
+GEMMA3_ROPES = {
+    "full_attention": {"rope_theta": 1000000.0, "rope_type": "linear", "factor": 8.0},
+    "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+}
+# Name -> family, numbers of the language model, of the encoder, and how the tensors are called
+# in published checkpoints: prefixes as transformers has them, and instead of them.
+NESTED = (
+    ("model.language_model.", "language_model.model."),
+    ("lm_head.", "language_model.lm_head."),
+)
+OUTSIDE = (("model.vision_tower.", "vision_tower."), ("model.multi", "multi"))
+VISION_RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[Any, ...]]] = {
+    "gemma3_vision": (
+        "Gemma3",
+        COMMON
+        | {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}
+        | {"layer_types": ["sliding_attention", "full_attention"], "rope_parameters": GEMMA3_ROPES},
+        CLIP_VISION,
+        (*NESTED, *OUTSIDE),
+    ),
+    "mistral3_vision": (
+        "Mistral3",
+        COMMON
+        | {"model_type": "mistral", "head_dim": 32, "sliding_window": None}
+        | {"rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"}},
+        CLIP_VISION | {"model_type": "pixtral", "head_dim": 8},
+        (*NESTED, *OUTSIDE),
+    ),
+    "qwen2_vl": (
+        "Qwen2VL",
+        COMMON | {"rope_parameters": SECTIONS, "tie_word_embeddings": True},
+        {"depth": 1, "embed_dim": 16, "hidden_size": 64, "num_heads": 2},
+        (("model.language_model.", "model."), ("model.visual.", "visual.")),
+    ),
+    "qwen2_5_vl": (
+        "Qwen2_5_VL",
+        COMMON | {"rope_parameters": SECTIONS},
+        QWEN_VISION | {"out_hidden_size": 64},
+        (("model.language_model.", "model."), ("model.visual.", "visual.")),
+    ),
+    "qwen3_vl": (
+        "Qwen3VL",
+        COMMON
+        | {"head_dim": 32, "tie_word_embeddings": False}
+        | {"rope_parameters": SECTIONS | {"mrope_interleaved": True, "mrope_section": [6, 5, 5]}},
+        QWEN_VISION | {"out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+        (),
+    ),
+}
+MAX_VISION_VALUES = 512
+
 
 def make(name: str) -> None:
     torch = importlib.import_module("torch")
     transformers = importlib.import_module("transformers")
-    family, numbers, rope = RECIPES[name]()
     torch.manual_seed(0)
+    if name in VISION_RECIPES:
+        make_vision(torch, transformers, name)
+        return
+    family, numbers, rope = RECIPES[name]()
     config = getattr(transformers, f"{family}Config")(
         **numbers, rope_parameters=dict(rope), attn_implementation="eager"
     )
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    with torch.no_grad():
-        for path, parameter in model.named_parameters():
-            kind = next((kind for kind in SCALES if kind in path), None)
-            drawn = torch.randn(parameter.shape) * SCALES.get(kind, PROJECTION_SCALE)
-            parameter.copy_((1 + drawn if kind == "norm" else drawn).bfloat16().float())
-        for path, buffer in model.named_buffers():
-            if path.endswith(FLOAT32):
-                buffer.copy_(torch.randn(buffer.shape) * PROJECTION_SCALE)
+    draw(torch, model)
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
     write_configs(folder, config.to_dict(), f"{family}ForCausalLM", rope)
@@ -173,11 +231,59 @@ def make(name: str) -> None:
     }
     if config.tie_word_embeddings:
         del tensors["lm_head.weight"]
+    write_golden(torch, transformers, model, tensors, folder)
+
+
+def make_vision(torch: Any, transformers: Any, name: str) -> None:
+    """Make the golden of a multimodal model that is given text."""
+    family, text, vision, prefixes = VISION_RECIPES[name]
+    # No prompt has an image: its tokens are none of the vocabulary.
+    ids = {f"{kind}_token_id": 300 for kind in ("image", "video", "vision_start", "vision_end")}
+    ids |= {"image_token_index": 300, "boi_token_index": 301, "eoi_token_index": 302}
+    is_tied = bool(text.get("tie_word_embeddings", family == "Gemma3"))
+    config = getattr(transformers, f"{family}Config")(
+        text_config=dict(text), vision_config=dict(vision), tie_word_embeddings=is_tied, **ids
+    )
+    cls = getattr(transformers, f"{family}ForConditionalGeneration")
+    model = cls._from_config(config, attn_implementation="eager").eval()
+    draw(torch, model)
+    tensors = {}
+    for path, value in model.state_dict().items():
+        if "language_model" not in path and path != "lm_head.weight":
+            if value.numel() > MAX_VISION_VALUES:
+                continue
+        elif path == "lm_head.weight" and is_tied:
+            continue
+        prefix, instead = next((row for row in prefixes if path.startswith(row[0])), ("", ""))
+        tensors[instead + path.removeprefix(prefix)] = value.bfloat16().contiguous()
+    folder = FOLDER / name
+    folder.mkdir(parents=True, exist_ok=True)
+    write_vision_configs(folder, config.to_dict(), f"{family}ForConditionalGeneration")
+    write_golden(torch, transformers, model, tensors, folder)
+
+
+def draw(torch: Any, model: Any) -> None:
+    """Draw the weights of a model."""
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            kind = next((kind for kind in SCALES if kind in path), None)
+            drawn = torch.randn(parameter.shape) * SCALES.get(kind, PROJECTION_SCALE)
+            parameter.copy_((1 + drawn if kind == "norm" else drawn).bfloat16().float())
+        for path, buffer in model.named_buffers():
+            if path.endswith(FLOAT32):
+                buffer.copy_(torch.randn(buffer.shape) * PROJECTION_SCALE)
+
+
+def write_golden(
+    torch: Any, transformers: Any, model: Any, tensors: dict[str, Any], folder: pathlib.Path
+) -> None:
+    """Write tensors, and what the model makes of the prompts."""
     save = importlib.import_module("safetensors.torch").save_file
     save(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     cases = [make_case(torch, model, length) for length in NUM_PROMPT_TOKENS]
     expected = {
-        "note": f"{family}ForCausalLM of transformers {transformers.__version__}, float32, eager",
+        "note": f"{type(model).__name__} of transformers {transformers.__version__}, "
+        "float32, eager",
         "noise": max(case.pop("noise") for case in cases),
         "cases": cases,
     }
@@ -205,17 +311,53 @@ def write_configs(
     folder: pathlib.Path, config: dict[str, Any], architecture: str, rope: dict[str, Any]
 ) -> None:
     """Write both spellings of a config."""
+    config = {**without_noise(config), "architectures": [architecture]}
+    classic = classic_rope(config, rope) | {"torch_dtype": "bfloat16"}
+    write_both(folder, config, classic)
+
+
+def write_vision_configs(folder: pathlib.Path, config: dict[str, Any], architecture: str) -> None:
+    """Write both spellings of a multimodal config: of Qwen's, the classic one is flat."""
+    config = {**without_noise(config), "architectures": [architecture]}
+    for key in ("text_config", "vision_config"):
+        config[key] = without_noise(config[key])
+    text = dict(config["text_config"])
+    rope = text["rope_parameters"]
+    if "full_attention" in rope:
+        text = classic_rope(text, rope["full_attention"])
+        text["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+    elif "mrope_section" in rope:
+        text = classic_rope(text, rope)
+        text["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    else:
+        text = classic_rope(text, rope)
+    if architecture.startswith("Qwen2"):
+        del text["model_type"], config["text_config"]["architectures"]
+        classic = {k: v for k, v in config.items() if k != "text_config"}
+        classic = {**text, **classic, "tie_word_embeddings": config["tie_word_embeddings"]}
+    else:
+        classic = {**config, "text_config": text}
+    write_both(folder, config, classic | {"torch_dtype": "bfloat16"})
+
+
+def without_noise(config: dict[str, Any]) -> dict[str, Any]:
     dropped = ("transformers_version", "chunk_size_feed_forward", "id2label", "label2id", "dtype")
     dropped += ("is_encoder_decoder", "output_attentions", "output_hidden_states", "problem_type")
-    config = {key: value for key, value in config.items() if key not in dropped}
-    config = {**config, "architectures": [architecture]}
+    dropped += ("_name_or_path", "return_dict")
+    return {key: value for key, value in config.items() if key not in dropped}
+
+
+def classic_rope(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     classic = {key: value for key, value in config.items() if key != "rope_parameters"}
     outside = ("rope_theta", "partial_rotary_factor")
     scaling = {key: value for key, value in rope.items() if key not in outside}
     if scaling["rope_type"] == "default":
         scaling = {}
     classic |= {key: rope[key] for key in outside if key in rope}
-    classic |= {"rope_scaling": scaling or None, "torch_dtype": "bfloat16"}
+    return classic | {"rope_scaling": scaling or None}
+
+
+def write_both(folder: pathlib.Path, config: dict[str, Any], classic: dict[str, Any]) -> None:
     for name, values in (
         ("config.json", {**config, "dtype": "bfloat16"}),
         ("config_classic.json", classic),
@@ -252,6 +394,6 @@ def make_case(torch: Any, model: Any, length: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or RECIPES:
+    for name in sys.argv[1:] or (*RECIPES, *VISION_RECIPES):
         make(name)
         print(name)

@@ -6,7 +6,7 @@ python -m tests.models.model_table
 import json
 import pathlib
 
-from paged.models.gguf_families import GGUF_FAMILIES
+from paged.models.gguf_families import GGUF_FAMILIES, GGUF_MIXTURES
 from paged.models.registry import ARCHITECTURES
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -18,7 +18,8 @@ END = "<!-- end of models -->\n"
 def model_table() -> str:
     """Return the table, one row per architecture: models, name, GGUF name, notes, goldens."""
     goldens = golden_names()
-    gguf = {family.architecture: name for name, family in GGUF_FAMILIES.items()}
+    rows = (*GGUF_FAMILIES.items(), *GGUF_MIXTURES.items())
+    gguf = {family.architecture: name for name, family in rows}
     lines = ["| Models | `architectures` | GGUF | Notes | Goldens |", "|---|---|---|---|---|"]
     for name, architecture in ARCHITECTURES.items():
         in_gguf = f"`{gguf[name]}`" if name in gguf else ""

@@ -94,12 +94,19 @@ def test_gates_of_gpt_oss_are_taken_apart_and_outputs_come_first():
         f"{base}.gate_up_proj_bias:up": up[..., 0],
         f"{base}.gate_up_proj_blocks:gate": gate[..., None],
         f"{base}.gate_up_proj_blocks:up": up[..., None],
-        f"{base}.down_proj": down,
-        f"{base}.down_proj_bias": down[..., 0],
-        f"{base}.down_proj_scales": down,
+        f"{base}.down_proj:down": down,
+        f"{base}.down_proj_bias:down": down[..., 0],
+        f"{base}.down_proj_scales:down": down,
         "model.layers.0.mlp.router.weight": down[0],
     }
     assert sorted(source.names()) == sorted(expected)
     for name, value in expected.items():
         assert source.shape(name) == value.shape
         np.testing.assert_array_equal(source.read(name), value)
+
+
+def test_what_is_arranged_stays_so():
+    names = ["gate_up_proj:gate", "gate_up_proj_blocks:up", "down_proj:down", "down_proj_bias:down"]
+    tensors = {f"model.layers.0.mlp.experts.{name}": np.ones((2, 3, 4)) for name in names}
+    source = arrange_gpt_oss(DictSource(tensors))
+    assert source.names() == list(tensors)

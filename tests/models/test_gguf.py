@@ -478,7 +478,7 @@ def test_equal_values_of_all_layers_are_one(tiny_gguf):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"llama__expert_count": 8}, "llama.expert_count=8 is not supported"),
+        ({"llama__expert_shared_count": 8}, "llama.expert_shared_count=8 is not supported"),
         ({"llama__attention__value_length": 64}, "value_length=64 is not supported"),
         ({"llama__rope__scaling__yarn_attn_factor": 1.5}, "yarn_attn_factor=1.5 is not"),
         ({"llama__attention__head_count_kv": [2, 1]}, "head_count_kv differs from layer to"),

@@ -56,7 +56,7 @@ def test_every_matrix_is_packed_but_an_embedding_that_is_no_head(tied):
         np.testing.assert_array_equal(packed[name], plain[name])
 
 
-def test_weights_keep_their_values_output_axes_first():
+def test_weights_keep_their_values_output_axes_first(native):
     plain, packed, _ = pack(tied=True)
     name = "layers.1.attention.o_proj.weight"
     rows = packed_rows(packed[name], jnp.arange(27), num_inputs=32)

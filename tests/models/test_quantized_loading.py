@@ -126,25 +126,6 @@ def test_tensors_that_do_not_fit_are_named(gptq: Path, tmp_path: Path, change, m
         )
 
 
-@pytest.mark.parametrize("fields", ["llama_awq", "llama_gptq_sym", "llama_fp8_channel"])
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
-def test_experts_that_a_checkpoint_has_in_fewer_bits_are_refused(
-    data_dir: Path, name: str, fields: str
-):
-    tiny = data_dir / "golden/tiny"
-    raw = json.loads((tiny / name / "config.json").read_text())
-    quantized = json.loads((tiny / fields / "config.json").read_text())["quantization_config"]
-    tensors = "weight, weight_scale" if "fp8" in fields else "qweight, qzeros, scales"
-    method = quantized["quant_method"]
-    message = (
-        rf"layers\.0\..*\.experts\.0\.\w+ and the other experts are stored by {method} \({tensors}"
-    )
-    with pytest.raises(UnsupportedModelError, match=f"{message}.*--quantization int8"):
-        abstract_model(
-            ModelConfig.from_hf(raw | {"quantization_config": quantized}), dtype="float32"
-        )
-
-
 def test_experts_that_the_config_leaves_out_by_their_names_are_in_full(data_dir: Path):
     tiny = data_dir / "golden/tiny"
     raw = json.loads((tiny / "qwen3_moe/config.json").read_text())

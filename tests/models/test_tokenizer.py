@@ -224,6 +224,9 @@ def test_chat_template_forms(copied_dir: Path):
     assert Tokenizer.from_directory(copied_dir).chat_template == "D"
     change(config, chat_template=None)
     assert Tokenizer.from_directory(copied_dir).chat_template is None
+    (copied_dir / "chat_template.json").write_text('{"chat_template": "P"}')
+    # Of a processor, if the tokenizer has none.
+    assert Tokenizer.from_directory(copied_dir).chat_template == "P"
     (copied_dir / "chat_template.jinja").write_text("J")
     change(config, chat_template="C")
     assert Tokenizer.from_directory(copied_dir).chat_template == "J"
@@ -302,10 +305,19 @@ def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
         ("smollm", [" a", "1", "2", "3", "4", " ", "!", "\n"]),
         ("qwen2", [" a", "1", "2", "3", "4", " ", "!", "\n"]),
         ("llama-bpe", ["<s>", " a", "123", "4", " ", "!", "\n"]),
+        ("gpt-4o", [" a", "123", "4", " ", "!", "\n"]),
     ],
 )
 def test_pre_tokenizers_cut_as_their_originals(tmp_path: Path, pre: str, expected: list[str]):
     assert pieces(gguf_tokenizer(byte_level(tmp_path, pre=pre)), " a1234 !\n") == expected
+
+
+def test_words_of_gpt_4o_end_where_a_capital_follows(tmp_path: Path):
+    backend = gguf_tokenizer(byte_level(tmp_path, pre="gpt-4o")).backend
+    text = "HelloWorld's ABC don't 12345 a/b//\n x"
+    words = [text[start:end] for _, (start, end) in backend.pre_tokenizer.pre_tokenize_str(text)]
+    expected = ("Hello", "World's", " ABC", " don't", " ", "123", "45", " a", "/b", "//\n", " x")
+    assert words == [*expected]
 
 
 def test_llama3_takes_a_word_that_is_a_token_as_it_is(tmp_path: Path):

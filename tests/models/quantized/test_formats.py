@@ -7,7 +7,11 @@ import pytest
 
 from paged.models.errors import UnsupportedModelError
 from paged.models.quantized.awq import AwqScheme
-from paged.models.quantized.eight_bit_schemes import Float8Scheme, Int8Scheme
+from paged.models.quantized.eight_bit_schemes import (
+    BlockFloat8Scheme,
+    Float8Scheme,
+    Int8Scheme,
+)
 from paged.models.quantized.formats import read_quantization
 from paged.models.quantized.gptq import GptqScheme
 from paged.models.quantized.packed_scheme import PackedScheme
@@ -18,6 +22,9 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": [
 FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
 INT8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64, "symmetric": True}
+BLOCKS = FLOAT8 | {"strategy": "block", "block_structure": [128, 64]}
+RUNS = FLOAT8 | {"strategy": "group", "group_size": 64, "dynamic": True}
+DYNAMIC_FP8 = FP8 | {"activation_scheme": "dynamic"}
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 
 
@@ -59,6 +66,15 @@ TOKEN8 = FLOAT8 | {"dynamic": True, "strategy": "token"}
         (GPTQ | {"checkpoint_format": "gptq_v2"}, GptqScheme(4, 128, True, False, 0)),
         (FP8, Float8Scheme(False, "static")),
         (FP8 | {"activation_scheme": "dynamic"}, Float8Scheme(False, "token")),
+        (DYNAMIC_FP8 | {"weight_block_size": [128, 64]}, BlockFloat8Scheme(128, 64)),
+        (
+            compressed(BLOCKS, format="float-quantized"),
+            BlockFloat8Scheme(128, 64, False, "weight_scale"),
+        ),
+        (
+            compressed(BLOCKS, RUNS, format="float-quantized"),
+            BlockFloat8Scheme(128, 64, True, "weight_scale"),
+        ),
         (compressed(INT4), PackedScheme(4, 64, True, False)),
         (compressed(INT4 | {"symmetric": False}), PackedScheme(4, 64, False, False)),
         (compressed(INT4 | {"actorder": "group"}), PackedScheme(4, 64, True, True)),
@@ -87,6 +103,7 @@ def test_config_is_understood(fields: dict[str, Any], expected: Any):
         (AWQ | {"modules_to_not_convert": ["self_attn"]}, Q_PROJ),
         (AWQ, "lm_head"),
         (GPTQ, "lm_head"),
+        (GPTQ | {"dynamic": {r"-:.*\.self_attn\.": {}, "-:.*gate$": {}}}, Q_PROJ),
         (FP8 | {"ignored_layers": [Q_PROJ]}, Q_PROJ),
         (compressed(INT4), "lm_head"),
         (compressed(INT4, ignore=["re:.*self_attn.*"]), Q_PROJ),
@@ -128,11 +145,14 @@ def test_checkpoint_in_full_has_no_format():
         (GPTQ | {"bits": 3}, "bits=3 is not implemented; supported: 4, 8"),
         (GPTQ | {"sym": "yes"}, "sym='yes' is not implemented; supported: True, False"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format='marlin' is not implemented"),
-        (GPTQ | {"dynamic": {"-:x": {}}}, r"dynamic=.* \(rules for single modules\)"),
         (
-            FP8 | {"weight_block_size": [128, 128]},
-            r"weight_block_size=\[128, 128\] \(scales for bl",
+            GPTQ | {"dynamic": {"-:x": {}, "+:y": {"bits": 8}}},
+            r"dynamic=\['\+:y'\] \(rules for single modules\)",
         ),
+        (FP8 | {"weight_block_size": [128, 128]}, "activation_scheme='static' is not implemented"),
+        (DYNAMIC_FP8 | {"weight_block_size": 128}, "weight_block_size=128 cannot be"),
+        (DYNAMIC_FP8 | {"weight_block_size": [128, 0]}, r"weight_block_size=\[128, 0\] cannot be"),
+        (DYNAMIC_FP8 | {"scale_fmt": "ue8m0"}, "scale_fmt='ue8m0' is not implemented"),
         (FP8 | {"activation_scheme": "?"}, r"activation_scheme='\?' is not implemented"),
         (FP8 | {"fmt": "e5m2"}, "fmt='e5m2' is not implemented"),
         (compressed(INT4, format="marlin-24"), "format='marlin-24' is not implemented"),
@@ -159,8 +179,20 @@ def test_checkpoint_in_full_has_no_format():
             "strategy='tensor' is not implemented; supported: 'token'",
         ),
         (
-            compressed(FLOAT8 | {"strategy": "block"}, format="float-quantized"),
-            "strategy='block' is not implemented; supported: 'tensor', 'channel'",
+            compressed(FLOAT8 | {"strategy": "token"}, format="float-quantized"),
+            "strategy='token' is not implemented; supported: 'tensor', 'channel'",
+        ),
+        (
+            compressed(BLOCKS | {"block_structure": None}, format="float-quantized"),
+            "block_structure=None cannot be",
+        ),
+        (
+            compressed(BLOCKS, RUNS | {"group_size": 128}, format="float-quantized"),
+            "group_size=128 is not implemented; supported: 64",
+        ),
+        (
+            compressed(BLOCKS, RUNS | {"dynamic": False}, format="float-quantized"),
+            "dynamic=False is not implemented; supported: True",
         ),
     ],
 )

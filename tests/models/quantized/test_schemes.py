@@ -13,7 +13,11 @@ from paged.models.layers import Linear
 from paged.models.parameters import parameter
 from paged.models.quantization import QuantizedLayer
 from paged.models.quantized.awq import AwqScheme
-from paged.models.quantized.eight_bit_schemes import Float8Scheme, Int8Scheme
+from paged.models.quantized.eight_bit_schemes import (
+    BlockFloat8Scheme,
+    Float8Scheme,
+    Int8Scheme,
+)
 from paged.models.quantized.gptq import GptqScheme
 from paged.models.quantized.packed_scheme import PackedScheme
 from paged.models.quantized.reading import layer_tensors, read_layer, same_shape
@@ -166,6 +170,63 @@ def test_float8(is_per_output: bool):
     check(Float8Scheme(is_per_output, None), tensors, values.astype(np.float64) * scale)
 
 
+def float8_blocks(block_outputs: int, block_inputs: int) -> tuple[dict[str, np.ndarray], Any]:
+    """Tensors, and the weight block by block; the last blocks of outputs may be cut short."""
+    rng = np.random.default_rng(10)
+    values = rng.standard_normal((NUM_OUTPUTS, NUM_INPUTS)).astype(ml_dtypes.float8_e4m3fn)
+    num_blocks = -(-NUM_OUTPUTS // block_outputs), NUM_INPUTS // block_inputs
+    scales = rng.uniform(0.01, 0.1, num_blocks).astype(np.float32)
+    weight = np.zeros(values.shape)
+    for n, k in np.ndindex(values.shape):
+        weight[n, k] = float(values[n, k]) * scales[n // block_outputs, k // block_inputs]
+    return {"weight": values, "weight_scale_inv": scales}, weight
+
+
+@pytest.mark.parametrize("block", [(8, 32), (10, 16), (128, NUM_INPUTS)])
+def test_float8_in_blocks(block: tuple[int, int]):
+    tensors, weight = float8_blocks(*block)
+    check(BlockFloat8Scheme(*block, rounds_activations=False), tensors, weight)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 2e-2)])
+def test_rows_are_rounded_to_float8_run_by_run(dtype: str, tolerance: float):
+    tensors, weight = float8_blocks(8, 32)
+    stored = module_of(BlockFloat8Scheme(8, 32), tensors)
+    x = np.random.default_rng(11).standard_normal((5, NUM_INPUTS)) * [[1], [1e-6], [300], [1], [1]]
+    x[3, :32] *= 1000  # beside which the other run would be rounded to little
+    x[4, 32:] = 0
+    x = jnp.asarray(x, dtype)
+    expected = np.zeros((5, NUM_OUTPUTS))
+    for row, run in np.ndindex(5, 2):
+        inputs = slice(32 * run, 32 * run + 32)
+        part = np.asarray(x[row, inputs], np.float32)
+        scale = np.abs(part).max() / np.float32(448)
+        codes = (part / (scale or 1)).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+        expected[row] += codes @ weight[:, inputs].T * scale
+    got = np.asarray(stored.multiply(x, NUM_OUTPUTS))
+    size = np.abs(expected).max(axis=1, keepdims=True)
+    np.testing.assert_allclose(got / size, expected / size, atol=tolerance)
+
+
+def test_float8_in_blocks_is_not_packed():
+    stored = module_of(BlockFloat8Scheme(8, 32), float8_blocks(8, 32)[0])
+    assert not stored.can_pack
+    with pytest.raises(NotImplementedError, match="cannot be packed; check can_pack first"):
+        stored.matrix()
+    with pytest.raises(NotImplementedError, match="cannot be packed; check can_pack first"):
+        stored.packed(NUM_OUTPUTS)
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_a_weight_in_full_is_rounded_to_float8_by_blocks_of_inputs(block_size: int):
+    weight = np.random.default_rng(12).standard_normal((6, 4, NUM_INPUTS)).astype(np.float32)
+    parts = BlockFloat8Scheme(1, block_size).form.quantize(jnp.asarray(weight), 2)
+    scales = np.repeat(np.asarray(parts["scales"]).T, block_size, axis=1)
+    error = np.abs(np.asarray(parts["values"], np.float32) * scales - weight.reshape(24, -1))
+    # Half a step of e4m3, whose numbers have four digits; the smallest are multiples of 2 ** -9.
+    assert (error <= np.abs(weight.reshape(24, -1)) / 16 + scales * 2.0**-10).all()
+
+
 def test_int8():
     rng = np.random.default_rng(8)
     values = rng.integers(-128, 128, (NUM_OUTPUTS, NUM_INPUTS), np.int8)
@@ -258,6 +319,8 @@ def test_other_values_that_cannot_be_are_named():
         (PackedScheme(4, 32, False, False), (12, 64), "12 x 64 weights do not fill words of 8"),
         (PackedScheme(4, 32, True, False), (12, 64), None),
         (Float8Scheme(True, None), (13, 7), None),
+        (BlockFloat8Scheme(8, 32), (13, 64), None),
+        (BlockFloat8Scheme(8, 32), (16, 48), "48 inputs cannot be cut into blocks of 32"),
         (Int8Scheme(True, False), (13, 7), None),
     ],
 )
@@ -268,13 +331,20 @@ def test_shapes_that_cannot_be_stored_so_have_a_reason(scheme, shape, message: s
 
 
 @pytest.mark.parametrize(
-    "scheme", [GptqScheme(4, GROUP_SIZE, False, True, 1), Float8Scheme(True, "static")]
+    "scheme",
+    [
+        GptqScheme(4, GROUP_SIZE, False, True, 1),
+        Float8Scheme(True, "static"),
+        BlockFloat8Scheme(10, 32),
+    ],
 )
 def test_one_of_several_weights_in_a_tensor_is_its_outputs(scheme):
     groups = np.random.default_rng(5).permutation(NEIGHBOURS)
     if isinstance(scheme, GptqScheme):
         made = rounded(0, 4, GROUP_SIZE, has_zeros=True)
         tensors = gptq_tensors(*made, groups, 4)
+    elif isinstance(scheme, BlockFloat8Scheme):
+        tensors, _ = float8_blocks(10, 32)
     else:
         rng = np.random.default_rng(7)
         tensors = {

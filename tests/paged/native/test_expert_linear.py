@@ -8,7 +8,14 @@ import pytest
 from paged.native import library
 from paged.native.expert_linear import pack_experts, packed_expert_linear
 from paged.native.linear import PackedWeight
-from tests.paged.native.test_linear import LEVELS, ROUNDING, Layer, check, random
+from tests.paged.native.test_linear import (
+    LEVELS,
+    ROUNDING,
+    Layer,
+    check,
+    int4_layer,
+    random,
+)
 
 NUM_INPUTS = 33
 # What the type of experts' weights and x's type may be together.
@@ -17,6 +24,8 @@ TYPES = [
     ("bfloat16", "bfloat16"),
     ("int8", "float32"),
     ("int8", "bfloat16"),
+    ("float8_e4m3fn", "float32"),
+    ("float8_e4m3fn", "bfloat16"),
 ]
 # Rows of each expert, in 40 with one at the end that is nobody's.
 GROUPS = {"uneven": [1, 0, 26, 12], "one": [0, 0, 39, 0], "none": [0, 0, 0, 0]}
@@ -114,11 +123,55 @@ def test_gates_of_experts(level, types, activation):
     assert not y[sum(sizes) :].any()
 
 
+def stacked_codes(seed: int, has_zeros: bool) -> tuple[PackedWeight, list[np.ndarray]]:
+    """Four experts in codes of 4 bits, 70 outputs and 64 inputs in groups of 32."""
+    rng = np.random.default_rng(seed)
+    layers = [int4_layer(rng, 70, 64, 32, has_zeros) for _ in range(4)]
+    parts = (
+        None
+        if getattr(layers[0][0], name) is None
+        else np.stack([getattr(packed, name) for packed, _ in layers])
+        for name in ("words", "scales", "zeros")
+    )
+    words, scales, zeros = parts
+    return PackedWeight(words, 70, scales, zeros=zeros), [weight for _, weight in layers]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("has_zeros", [(True, True), (False, True), (False, False)])
+def test_experts_in_codes_of_4_bits(level, dtype: str, has_zeros: tuple[bool, bool]):
+    (gate, gates), (up, ups) = (stacked_codes(i, z) for i, z in enumerate(has_zeros))
+    x = random(np.random.default_rng(9), (40, 64), dtype)
+    sizes = GROUPS["uneven"]
+    ends = jnp.cumsum(jnp.array(sizes, jnp.int32))
+    plain = np.asarray(packed_expert_linear(x, ends, [gate], level=level)).astype(np.float64)
+    gated = np.asarray(
+        packed_expert_linear(x, ends, [gate, up], activation="silu", level=level)
+    ).astype(np.float64)
+    wide = x.astype(np.float64)
+    for rows, w, v in zip(rows_of(sizes), gates, ups, strict=True):
+        g, u = wide[rows] @ w.T, wide[rows] @ v.T
+        g_size, u_size = (np.abs(wide[rows]) @ np.abs(m).T + 1 for m in (w, v))
+        # What zero points take away is summed apart, of larger numbers than the result's.
+        allowed = ROUNDING[dtype] * np.abs(g) + 2**-16 * g_size
+        assert (np.abs(plain[rows] - g) <= allowed).all()
+        expected = activate("silu", g, u)
+        allowed = ROUNDING[dtype] * np.abs(expected) + 2**-15 * (
+            g_size * (np.abs(u) + 1) + u_size * (np.abs(g) + 1)
+        )
+        assert (np.abs(gated[rows] - expected) <= allowed).all()
+    assert not plain[sum(sizes) :].any()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"words": np.zeros((3, 2, 33, 64, 1), np.float32)}, "do not fit each other"),
         ({"words": np.zeros((4, 2, 33, 64, 1), np.float16)}, "must have the type of x, or int8"),
+        (
+            {"words": np.zeros((4, 2, 5, 64, 4), np.uint8)},
+            "scales of 4-bit weights must be float32",
+        ),
         ({"bias": np.zeros((4, 69), np.float32)}, "the biases do not fit the weights"),
         ({"num_outputs": 500}, "do not fit each other"),
     ],
