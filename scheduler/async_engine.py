@@ -25,7 +25,7 @@ from paged.scheduler.engine import Engine
 from paged.scheduler.errors import EngineDeadError, QueueFullError, SlowConsumerError
 from paged.scheduler.loading import LoadedEngine, load_engine
 from paged.scheduler.mailbox import Mailbox
-from paged.scheduler.output import RequestOutput, StepStats
+from paged.scheduler.output import FinishReason, RequestOutput, StepStats
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import CacheMode, Request
 from paged.scheduler.snapshot import EngineSnapshot
@@ -413,10 +413,21 @@ class AsyncEngine:
         except BaseException as error:  # anything at all: no request may wait forever
             logger.exception("The engine thread failed.")
             self._failure = error
+            self._count_failed_requests()
         finally:
             self._engine.close()
             if self._failure is not None:
                 self._call_loop(self._wake_everyone)
+
+    def _count_failed_requests(self) -> None:
+        """Let the metrics know of the requests that end with the engine; callers get the error."""
+        try:
+            self._engine.abort_all_deltas(FinishReason.ERROR)
+            stats = self._engine.take_stats()
+        except Exception:  # it may have failed in the midst of anything
+            logger.debug("Requests could not be ended one by one.", exc_info=True)
+            return
+        self._hand_over([], stats)
 
     def _take_inbox(self) -> None:
         """Run the queued commands; wait for one if there is nothing else to do."""

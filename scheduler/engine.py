@@ -235,12 +235,14 @@ class Engine:
         """
         return [join([delta]) for delta in self.abort_deltas(request_ids)]
 
-    def abort_deltas(self, request_ids: Iterable[str]) -> list[Delta]:
-        """Do what `abort` does; for callers that join deltas themselves."""
+    def abort_deltas(
+        self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT
+    ) -> list[Delta]:
+        """Do what `abort` does; for callers that join deltas themselves, or have another reason."""
         deltas = []
         for parent_id in request_ids:
             for request in self._outputs.unfinished(parent_id):
-                self.scheduler.finish(request, FinishReason.ABORT)
+                self.scheduler.finish(request, reason)
             deltas += self._outputs.abort(parent_id)
         return deltas
 
@@ -305,9 +307,9 @@ class Engine:
         self.runner.update_params(params)
         self.scheduler.advance_weights_epoch()
 
-    def abort_all_deltas(self) -> list[Delta]:
+    def abort_all_deltas(self, reason: FinishReason = FinishReason.ABORT) -> list[Delta]:
         """End all user requests; see `abort_deltas`."""
-        return self.abort_deltas(self._outputs.parent_ids)
+        return self.abort_deltas(self._outputs.parent_ids, reason)
 
     def snapshot(self) -> EngineSnapshot:
         """Return what the engine holds, for who watches it."""

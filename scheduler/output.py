@@ -29,7 +29,8 @@ class ScheduledRequest(NamedTuple):
     Attributes:
       request: the request; its block tables already cover the scheduled tokens.
       start: first token position computed in this step.
-      num_tokens: tokens computed in this step.
+      step_tokens: tokens computed, by step: there are two where the engine had to finish one before
+        its time, none where nothing was computed.
       samples: whether the step reaches the request's last token, so that one is sampled.
       input_in_flight: the last of the tokens is the sample of an earlier step that the device has
         not returned yet; it has to be taken from there.
@@ -281,7 +282,7 @@ class StepStats:
     num_waiting: int
     kv_cache_usage: float
     num_deferred: int = 0
-    num_tokens: int = 0
+    step_tokens: tuple[int, ...] = ()
     num_prompt_tokens: int = 0
     num_cached_prompt_tokens: int = 0
     restored_prompt_tokens: Mapping[str, int] = field(default_factory=dict)

@@ -315,9 +315,11 @@ class Scheduler:
         taken, self._prefix_stats = self._prefix_stats, PrefixStats()
         return taken
 
-    def take_num_discarded_tokens(self) -> int:
-        """Return how many computed tokens preemptions have thrown away since the last call."""
-        taken, self._book.num_discarded_tokens = self._book.num_discarded_tokens, 0
+    def take_preemptions(self) -> tuple[int, int]:
+        """Return preemptions since the last call, and how many computed tokens they threw away."""
+        book = self._book
+        taken = book.num_preemptions, book.num_discarded_tokens
+        book.num_preemptions = book.num_discarded_tokens = 0
         return taken
 
     def _check_new(self, request: Request) -> None:

@@ -103,8 +103,8 @@ class EngineMetrics:
         """Record one engine step."""
         self._last = stats
         self._generation_tokens.inc(stats.num_generation_tokens)
-        if stats.num_tokens:
-            self._step_tokens.observe(stats.num_tokens)
+        for num_tokens in stats.step_tokens:
+            self._step_tokens.observe(num_tokens)
         self._itl.observe_all(stats.itl_seconds)
         # Each of the others takes a lock: most steps admit, preempt and finish nobody.
         if stats.prefix_queries:
