@@ -30,6 +30,7 @@ from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import CacheMode, Request
 from paged.scheduler.snapshot import EngineSnapshot
 from paged.scheduler.startup import Phase
+from paged.scheduler.tiers.figures import TierStats
 from paged.scheduler.weight_update import IN_FLIGHT, InFlight, WaitingUpdate
 
 logger = logging.getLogger(__name__)
@@ -140,6 +141,10 @@ class AsyncEngine:
     def num_unfinished(self) -> int:
         """Requests whose outputs are not all delivered."""
         return len(self._mailboxes)
+
+    def tier_stats(self) -> TierStats | None:
+        """Return figures of the memory below the device, None if there is none."""
+        return self._engine.tier_stats()
 
     def start(self) -> None:
         """Start the engine thread; call on the event loop that will consume the outputs."""

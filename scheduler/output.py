@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from paged.scheduler.block_residency import BlockResidency
 from paged.scheduler.work import Work
 
 if TYPE_CHECKING:
@@ -252,6 +253,20 @@ class FinishedRequestStats:
     work: Mapping[str, Work] = field(default_factory=dict)
 
 
+class DeviceWork(NamedTuple):
+    """What one device does in a step.
+
+    Attributes:
+      flops: additions and multiplications, of real tokens only: padding is no work.
+      read_bytes: weights, and keys and values of the contexts.
+      write_bytes: new keys and values.
+    """
+
+    flops: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class StepStats:
     """What one engine step did: the only source of every metric above the scheduler.
@@ -276,6 +291,8 @@ class StepStats:
       itl_seconds: gaps between a request's previous token and this one.
       finished: requests that ended.
       step_seconds: wall time of the step.
+      block_residencies: stays of followed KV blocks that ended; none unless some are followed.
+      work: what each device did, by estimate; nothing unless that is estimated.
     """
 
     num_running: int
@@ -298,3 +315,5 @@ class StepStats:
     itl_seconds: tuple[float, ...] = ()
     finished: tuple[FinishedRequestStats, ...] = field(default_factory=tuple)
     step_seconds: float = 0.0
+    block_residencies: tuple[BlockResidency, ...] = ()
+    work: DeviceWork = field(default_factory=DeviceWork)

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence, Set
 
 from paged.scheduler.block_pool import BlockPool
+from paged.scheduler.block_residency import BlockResidency
 from paged.scheduler.errors import CapacityError
 from paged.scheduler.kv_manager import KVManager
 from paged.scheduler.output import FinishReason, ModelRunnerOutput, SchedulerOutput
@@ -314,6 +315,11 @@ class Scheduler:
         """
         taken, self._prefix_stats = self._prefix_stats, PrefixStats()
         return taken
+
+    def take_block_residencies(self) -> tuple[BlockResidency, ...]:
+        """Return the stays of followed blocks that have ended since the last call."""
+        residency = self.pool.residency
+        return () if residency is None else residency.take()
 
     def take_preemptions(self) -> tuple[int, int]:
         """Return preemptions since the last call, and how many computed tokens they threw away."""

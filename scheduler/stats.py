@@ -1,15 +1,30 @@
 """`StatsBuilder`: collects what happened between two steps into one `StepStats`."""
 
-from paged.scheduler.output import FinishedRequestStats, Moments, SchedulerOutput, StepStats
+from collections.abc import Callable
+
+from paged.scheduler.output import (
+    DeviceWork,
+    FinishedRequestStats,
+    Moments,
+    SchedulerOutput,
+    StepStats,
+)
 from paged.scheduler.request import Request
 from paged.scheduler.scheduler import Scheduler
 from paged.scheduler.step_rows import StepUpdates
 
 
 class StatsBuilder:
-    """Accumulates one step's figures; `take` hands them out and starts anew."""
+    """Accumulates one step's figures; `take` hands them out and starts anew.
 
-    def __init__(self) -> None:
+    Args:
+      estimate_work: what each device does in a step; None: it is not reported.
+    """
+
+    def __init__(
+        self, estimate_work: Callable[[SchedulerOutput], DeviceWork] | None = None
+    ) -> None:
+        self._estimate_work = estimate_work
         self._finished: list[FinishedRequestStats] = []
         self._reset()
 
@@ -22,11 +37,15 @@ class StatsBuilder:
         self._ttft: list[float] = []
         self._itl: list[float] = []
         self._finished = []
+        self._work = DeviceWork()
 
     def on_step(self, scheduled: SchedulerOutput, updates: StepUpdates) -> None:
         """Record one executed step and the tokens it gave."""
         if scheduled.num_tokens:
             self._step_tokens.append(scheduled.num_tokens)
+            if self._estimate_work is not None:
+                pairs = zip(self._work, self._estimate_work(scheduled), strict=True)
+                self._work = DeviceWork(*map(sum, pairs))
         self._num_generated += updates.num_tokens
         for index in updates.firsts:
             request = updates.requests[index]
@@ -94,6 +113,8 @@ class StatsBuilder:
             itl_seconds=tuple(self._itl),
             finished=tuple(self._finished),
             step_seconds=step_seconds,
+            block_residencies=scheduler.take_block_residencies(),
+            work=self._work,
         )
         self._reset()
         return stats

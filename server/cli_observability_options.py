@@ -2,7 +2,9 @@
 
 import argparse
 import os
+from typing import Any
 
+from paged.scheduler.config import EngineConfig
 from paged.server.cli_options import size
 from paged.server.observability import DETAILS, ObservabilitySettings
 
@@ -36,6 +38,7 @@ def add_observability_options(parser: argparse.ArgumentParser) -> None:
         help="measure more for traces: model (waiting for the device's tokens), worker "
         "(detokenisation), all",
     )
+    _add_metrics_options(group)
     group.add_argument(
         "--max-log-len",
         type=size,
@@ -51,6 +54,36 @@ def add_observability_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="serve POST /start_profile and /stop_profile, which write JAX profiles there",
     )
+
+
+def _add_metrics_options(group: "argparse._ArgumentGroup") -> None:
+    defaults = EngineConfig()
+    group.add_argument(
+        "--kv-cache-metrics",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.kv_cache_metrics,
+        help="show at /metrics how long KV blocks stay, idle and are reused, by a sample of them",
+    )
+    group.add_argument(
+        "--kv-cache-metrics-sample",
+        type=float,
+        default=defaults.kv_cache_metrics_sample,
+        metavar="SHARE",
+        help="share of the blocks in that sample, above 0 to 1",
+    )
+    group.add_argument(
+        "--enable-mfu-metrics",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.enable_mfu_metrics,
+        help="show at /metrics the FLOPs and the bytes of memory traffic of each GPU, estimated "
+        "from the model's size",
+    )
+
+
+def metrics_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of `EngineConfig` about metrics; none for a command without them."""
+    names = ("kv_cache_metrics", "kv_cache_metrics_sample", "enable_mfu_metrics")
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}
 
 
 def observability_settings(args: argparse.Namespace) -> ObservabilitySettings:

@@ -50,6 +50,7 @@ REACHES_DOWN = {
     "placement",  # places parameters and cache on devices
     "output_processor",  # hands the tokenizer to what decodes
     "speed",  # asks ModelConfig for the roofline
+    "step_work",  # asks ModelConfig and its weights for sizes
     "runner",  # calls the compiled steps
     "step_programs",  # compiles them
     "workload",  # asks for the windows of layers

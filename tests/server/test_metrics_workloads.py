@@ -12,12 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from paged.models.tokenizer import Tokenizer
 from paged.scheduler.admission import InputProcessor
 from paged.scheduler.block_pool import BlockPool
+from paged.scheduler.block_residency import ResidencySampler
 from paged.scheduler.engine import Engine
 from paged.scheduler.errors import EngineDeadError
-from paged.scheduler.output import SchedulerOutput
+from paged.scheduler.output import DeviceWork, SchedulerOutput
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.scheduler import Scheduler
 from paged.server.metrics import EngineMetrics
+from paged.server.optional_metrics import ResidencyMetrics, WorkMetrics
 from tests.scheduler.fake_device import FakeTiers
 from tests.scheduler.fakes import TINY_TOKENIZER, VOCAB_SIZE, FakeRunner, FakeStep
 from tests.scheduler.test_async_engine import endless, serve
@@ -95,10 +97,14 @@ class Workload:
     ) -> None:
         self.clock = Clock()
         self.metrics = EngineMetrics("m", max_model_len, {})
+        for part in (ResidencyMetrics, WorkMetrics):
+            self.metrics.add(part(self.metrics.labels, self.metrics.registry))
         tokenizer = Tokenizer.from_directory(TINY_TOKENIZER)
+        pool = BlockPool(num_blocks, 4, caching)
+        pool.residency = ResidencySampler(1.0, clock=self.clock)
         self.engine = Engine(
             scheduler=Scheduler(
-                pool=BlockPool(num_blocks, 4, caching),
+                pool=pool,
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=budget,
                 max_model_len=max_model_len,
@@ -109,6 +115,7 @@ class Workload:
             tokenizer=tokenizer,
             tiers=tiers,
             async_scheduling=async_scheduling,
+            estimate_work=lambda step: DeviceWork(100 * step.num_tokens, 10, step.num_tokens),
             clock=self.clock,
             processor=InputProcessor(
                 tokenizer, vocab_size=VOCAB_SIZE, max_model_len=max_model_len, seed=0
@@ -437,3 +444,30 @@ def test_step_that_is_finished_before_its_time_is_counted():
         },
     )
     assert load.histogram("request_num_preemptions") == (2, 2)
+
+
+def test_stays_of_blocks_and_work_of_steps():
+    # a takes three of four blocks at 100 and ends at 100.25; b finds its two full ones at 101, and
+    # adds one. c needs all four, at 104: two of the first three, whose last use was b's, as well as
+    # the one that a has left behind, and which was b's third from 101 on.
+    load = Workload(num_blocks=5, max_model_len=16)
+    for now, name, prompt in (
+        (100, "a", TEN_TOKENS[:9]),
+        (101, "b", TEN_TOKENS[:9]),
+        (104, "c", list(range(80, 93))),
+    ):
+        load.clock.now = now
+        load.add(name, prompt, 1)
+        load.run()
+    check(
+        load.values(),
+        {
+            "estimated_flops_per_gpu_total": 100 * (9 + 1 + 13),
+            "estimated_read_bytes_per_gpu_total": 3 * 10,
+            "estimated_write_bytes_per_gpu_total": 9 + 1 + 13,
+        },
+    )
+    # The third block of a was b's, too: blank blocks are handed out again at once.
+    assert load.histogram("kv_block_lifetime_seconds") == (4, 1.0 + 4.0 + 4.0 + 3.0)
+    assert load.histogram("kv_block_idle_before_evict_seconds") == (4, 1.0 + 3.0 + 3.0 + 3.0)
+    assert load.histogram("kv_block_reuse_gap_seconds") == (0, 0)

@@ -2,8 +2,9 @@
 
 import pytest
 
+from paged.scheduler.config import EngineConfig
 from paged.server.cli import build_parser
-from paged.server.cli_settings import server_settings
+from paged.server.cli_settings import engine_config, server_settings
 from paged.server.observability import ObservabilitySettings
 
 URL = "http://localhost:4318/v1/traces"
@@ -66,3 +67,24 @@ def test_other_protocols_are_refused_only_where_there_are_traces(monkeypatch):
         settings(f"--otlp-traces-endpoint={URL}")
     monkeypatch.setenv(PROTOCOL, "http/protobuf")
     assert settings(f"--otlp-traces-endpoint={URL}").otlp_traces_endpoint == URL
+
+
+def test_metrics_on_demand_are_settings_of_the_engine():
+    def config(*argv: str) -> EngineConfig:
+        return engine_config(build_parser().parse_args(argv))
+
+    on = config(
+        "serve", "--kv-cache-metrics", "--kv-cache-metrics-sample=0.5", "--enable-mfu-metrics"
+    )
+    assert (on.kv_cache_metrics, on.kv_cache_metrics_sample, on.enable_mfu_metrics) == (
+        True,
+        0.5,
+        True,
+    )
+    off = config("generate")  # where nobody would see them
+    assert (off.kv_cache_metrics, off.enable_mfu_metrics) == (False, False)
+
+
+def test_a_sample_of_no_blocks_is_refused():
+    with pytest.raises(ValueError, match=r"kv_cache_metrics_sample=0.0 must be in \(0, 1\]"):
+        EngineConfig(kv_cache_metrics_sample=0.0)
