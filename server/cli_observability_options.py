@@ -6,7 +6,7 @@ from typing import Any
 
 from paged.scheduler.config import EngineConfig
 from paged.server.cli_options import size
-from paged.server.observability import DETAILS, ObservabilitySettings
+from paged.server.observability import DETAILS, OTLP_PROTOCOLS, ObservabilitySettings
 
 LOG_FORMATS = ("text", "json")
 
@@ -27,8 +27,8 @@ def add_observability_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
-        help="send OpenTelemetry traces there by OTLP over HTTP, such as "
-        "http://localhost:4318/v1/traces; needs the extra `otel`",
+        help="send OpenTelemetry traces there by OTLP, such as http://localhost:4318/v1/traces, "
+        "which needs the extra `otel`, or grpc://localhost:4317, which needs the extra `otel-grpc`",
     )
     group.add_argument(
         "--collect-detailed-traces",
@@ -89,20 +89,33 @@ def metrics_fields(args: argparse.Namespace) -> dict[str, Any]:
 def observability_settings(args: argparse.Namespace) -> ObservabilitySettings:
     """Return the settings; the service's name is $OTEL_SERVICE_NAME or "paged".
 
-    Raises: ValueError for values that contradict each other, or a protocol other than HTTP in
-      $OTEL_EXPORTER_OTLP_TRACES_PROTOCOL.
+    The protocol is gRPC for an endpoint of grpc:// or grpcs://, else what the environment says.
+
+    Raises: ValueError for values that contradict each other.
     """
-    name = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
-    protocol = os.environ.get(name) or "http/protobuf"
-    if args.otlp_traces_endpoint is not None and protocol != "http/protobuf":
-        raise ValueError(
-            f"${name}={protocol}: traces are sent by http/protobuf only; unset it, and give the "
-            "collector's HTTP address (port 4318, /v1/traces)."
-        )
+    endpoint = args.otlp_traces_endpoint
     return ObservabilitySettings(
-        otlp_traces_endpoint=args.otlp_traces_endpoint,
+        otlp_traces_endpoint=endpoint,
+        otlp_protocol="http/protobuf" if endpoint is None else _otlp_protocol(endpoint),
         service_name=os.environ.get("OTEL_SERVICE_NAME") or "paged",
         detailed_traces=frozenset(DETAILS[module] for module in args.collect_detailed_traces),
         max_log_len=args.max_log_len,
         profile_dir=args.profile_dir and os.path.expanduser(args.profile_dir),
     )
+
+
+def _otlp_protocol(endpoint: str) -> str:
+    """Return how to send traces to an endpoint.
+
+    Raises: ValueError for a protocol of the environment that there is not.
+    """
+    if endpoint.startswith(("grpc://", "grpcs://")):
+        return "grpc"
+    names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    name = next((name for name in names if os.environ.get(name)), None)
+    if name is None:
+        return "http/protobuf"
+    if os.environ[name] not in OTLP_PROTOCOLS:
+        known = ", ".join(OTLP_PROTOCOLS)
+        raise ValueError(f"${name}={os.environ[name]} is not known; set it to one of {known}.")
+    return os.environ[name]
