@@ -11,12 +11,23 @@ from paged.server.cli_bench_serve_options import (
 )
 from paged.server.cli_bench_values import count, metadata, ratio, seconds, variation
 from paged.server.cli_engine_options import add_engine_options
-from paged.server.cli_options import HelpFormatter, size
+from paged.server.cli_examples import EXAMPLES
+from paged.server.cli_help import CommandParser
+from paged.server.cli_options import size
+
+# What the usage shows behind the options.
+_POSITIONALS = {
+    "throughput": " [MODEL]",
+    "latency": " [MODEL]",
+    "compare": " A.json B.json",
+}
 
 
-def add_bench_commands(parser: argparse.ArgumentParser) -> None:
+def add_bench_commands(parser: CommandParser) -> None:
     """Add `throughput`, `latency`, `serve`, `sweep` and `compare`."""
-    benchmarks = parser.add_subparsers(dest="bench", required=True, metavar="BENCHMARK")
+    benchmarks = parser.add_subparsers(
+        dest="bench", required=True, metavar="BENCHMARK", prog="paged bench", title="benchmarks"
+    )
     throughput = _add(
         benchmarks,
         "throughput",
@@ -65,7 +76,7 @@ def add_bench_commands(parser: argparse.ArgumentParser) -> None:
         "sweep",
         "measure a server at one load, or with one setting, after the other",
         "`serve` once for every value of --vary, and with --serve-args for every setting of a "
-        "server of paged; finds the knee.",
+        "server of paged; finds the knee, beyond which more load costs more than it brings.",
     )
     add_serve_options(sweep)
     _add_sweep_options(sweep)
@@ -81,19 +92,19 @@ def add_bench_commands(parser: argparse.ArgumentParser) -> None:
 
 
 def _add(
-    benchmarks: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    benchmarks: "argparse._SubParsersAction[CommandParser]",
     name: str,
     text: str,
     description: str,
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     parser = benchmarks.add_parser(
         name,
         help=text,
         description=f"{description} docs/benchmarking.md says how to read the figures.",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
+        usage=f"paged bench {name} [options]{_POSITIONALS.get(name, '')}",
+        examples=EXAMPLES[f"bench {name}"],
     )
-    if name in ("throughput", "latency"):
+    if name in _POSITIONALS and name != "compare":
         parser.add_argument(
             "model",
             nargs="?",

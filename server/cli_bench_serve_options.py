@@ -77,8 +77,8 @@ def add_goodput_option(group: "argparse._ArgumentGroup") -> None:
         nargs="+",
         default=[],
         metavar="KEY:MS",
-        help="count the requests that keep these bounds, too: ttft, tpot and e2el, in milliseconds "
-        "(default: none)",
+        help="count the requests that keep these bounds, too, in milliseconds: ttft (to the first "
+        "token), tpot (per further token), e2el (all of it) (default: none)",
     )
 
 
@@ -91,7 +91,11 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
         help="address without the endpoint; a /v1 at its end is understood",
     )
     group.add_argument("--endpoint", choices=ENDPOINTS, default=ENDPOINTS[0], help="API to measure")
-    group.add_argument("--model", metavar="NAME", help="(default: the first that the server names)")
+    group.add_argument(
+        "--model",
+        metavar="NAME",
+        help="model to ask for (default: the first that the server names)",
+    )
     group.add_argument(
         "--api-key",
         metavar="KEY",
@@ -181,9 +185,24 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         default=False,
         help="generate on past the end of a text (vLLM's field; not every server has it)",
     )
-    group.add_argument("--temperature", type=float, help="(default: the server's)")
-    group.add_argument("--top-p", type=float, help="(default: the server's)")
-    group.add_argument("--top-k", type=int, help="(default: the server's)")
+    group.add_argument(
+        "--temperature",
+        type=float,
+        metavar="X",
+        help="0 takes the likeliest token (default: the server's)",
+    )
+    group.add_argument(
+        "--top-p",
+        type=float,
+        metavar="SHARE",
+        help="sample from this share of the probability (default: the server's)",
+    )
+    group.add_argument(
+        "--top-k",
+        type=int,
+        metavar="N",
+        help="sample from this many of the likeliest tokens (default: the server's)",
+    )
     group.add_argument(
         "--extra-body",
         type=json_object,
