@@ -189,7 +189,7 @@ def _add_parallel_options(parser: argparse.ArgumentParser, defaults: EngineConfi
 def _add_memory_options(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:
     group = parser.add_argument_group(
         "memory",
-        "The KV cache holds what attention remembers of each token (its keys and values), in blocks.",
+        "The KV cache holds what attention remembers of each token, keys and values, in blocks.",
     )
     group.add_argument(
         "--gpu-memory-utilization",
