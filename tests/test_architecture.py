@@ -38,6 +38,7 @@ REACHES_DOWN = {
     "capacity",  # asks KVCacheSpec for bytes
     "exporting",  # traces the model for an absent GPU
     "engine",  # holds the tokenizer and the runner
+    "host_rates",  # times the products of this CPU
     "fit",  # asks for bytes of weights and of blocks
     "llm",  # exposes the tokenizer
     "loading",  # opens the checkpoint and builds everything
@@ -56,7 +57,7 @@ REACHES_DOWN = {
     "workload",  # asks for the windows of layers
     "transfer",  # copies blocks of the cache
 }
-USES_JAX = {"exporting", "loading", "placement", "runner", "transfer"}
+USES_JAX = {"exporting", "host_rates", "loading", "placement", "runner", "transfer"}
 JAX = {"jax", "jaxlib", "flax", "jaxtyping", "optax", "orbax"}
 
 # Libraries that belong to the top floor alone.
