@@ -20,7 +20,6 @@
 
 # %%
 import os
-import time
 
 import numpy as np
 
@@ -28,6 +27,7 @@ import figures
 from paged.scheduler.capacity import GIB
 from paged.scheduler.config import EngineConfig
 from paged.scheduler.loading import load_engine
+from paged.scheduler.planning.host_rates import measure_host
 from paged.scheduler.planning.plan import PlanSettings, make_plan
 from paged.scheduler.planning.speed import Efficiencies, Speed
 from paged.scheduler.planning.workload import Workload
@@ -46,29 +46,25 @@ MEMORY_GIB = 4  # of the plan; the engine takes at most 2 GiB of a CPU's memory 
 # %% [markdown]
 # ## Two figures of this machine
 #
-# Bandwidth: one pass over an array that no cache holds. Arithmetic: a large matrix product. Both
+# Bandwidth: the weights that a product with one row reads, more than any cache holds. Arithmetic: a
+# product with many rows. Both are taken with the product that the engine uses (here the native one,
+# where there is a compiler, in the type of the weights): another one would be no bound for it. They
 # are what the machine does, not what its data sheet says, so the plan assumes no further losses:
 # its two efficiencies are 1, and steps have no overhead. What the engine lacks is then its own.
 
-
 # %%
-def best_seconds(work, repeats: int = 4) -> float:
-    """Return the shortest time of a function, seconds."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
+loaded = load_engine(
+    None,
+    EngineConfig(
+        max_model_len=1024, max_num_seqs=max(BATCHES), max_num_batched_tokens=max(PROMPTS)
+    ),
+    progress=False,
+    models_cache_dir=os.environ.get("PAGED_MODELS_CACHE"),
+)
+rates = measure_host(loaded.config.linear_backend, loaded.config.dtype)
+gb_per_second = rates.gb_per_second
 
-
-array = np.ones(2**26, np.float32)
-matrix = np.ones((1536, 1536), np.float32)
-gb_per_second = array.nbytes / best_seconds(array.sum) / 1e9
-tflops = 2 * len(matrix) ** 3 / best_seconds(lambda: matrix @ matrix) / 1e12
-del array
-
-machine = gpu_of_figures(memory_gib=MEMORY_GIB, gb_per_second=gb_per_second, tflops=tflops)
+machine = gpu_of_figures(memory_gib=MEMORY_GIB, gb_per_second=gb_per_second, tflops=rates.tflops)
 settings = PlanSettings(
     workload=WORKLOAD,
     efficiencies=Efficiencies(1.0, 1.0, 0.0),
@@ -92,14 +88,6 @@ print(f"{WORKLOAD.total_len * plan.bytes_per_token / GIB:.4f} GiB of KV per requ
 # of a prefill is that of a request alone until its first token.
 
 # %%
-loaded = load_engine(
-    None,
-    EngineConfig(
-        max_model_len=1024, max_num_seqs=max(BATCHES), max_num_batched_tokens=max(PROMPTS)
-    ),
-    progress=False,
-    models_cache_dir=os.environ.get("PAGED_MODELS_CACHE"),
-)
 engine, rng = loaded.engine, np.random.default_rng(0)
 token_ids = usable_token_ids(engine, plan.model.vocab_size)
 
@@ -155,10 +143,10 @@ figure, (left, right) = figures.new_figure(1, 2, size=(11, 3.8))
 draw(left, BATCHES, [1e3 * s for s in planned_steps], [1e3 * s for s in seen_steps], "ms")
 left.set(xlabel="requests decoding in a step")
 left.set_title("Time of a step")
-rates = [
+tokens_per_second = [
     [b / s for b, s in zip(BATCHES, steps, strict=True)] for steps in (planned_steps, seen_steps)
 ]
-draw(right, BATCHES, *rates, "tokens per second")
+draw(right, BATCHES, *tokens_per_second, "tokens per second")
 right.set(xlabel="requests decoding in a step")
 right.set_title("Tokens of all requests")
 figures.headline(figure, "Decode of the demo model on this CPU, as planned and as seen")
@@ -180,8 +168,8 @@ figures.headline(axes, "Prefill grows with the prompt, as planned and as seen")
 #
 # Predicted over seen, for each load. This is the number to give `paged plan` the next time, as
 # `--memory-efficiency` (the left bars) and `--compute-efficiency` (the right ones): then the plan
-# answers for other lengths and batches. A share above 1 says that a product of the engine is faster
-# than the one that was measured (bfloat16 units that float32 does not use).
+# answers for other lengths and batches. A share above 1 would say that the machine had
+# something else to do while it was measured: what is planned is a bound.
 
 # %%
 shares = [
@@ -197,4 +185,4 @@ for axes, x, share, color, name in [
     axes.axhline(1, color=figures.GREY, linestyle=":", linewidth=1.5)
     axes.set(xlabel=name)
 left.set(ylabel="predicted time / seen time")
-figures.headline(figure, "The share of the roofline that the engine reaches on this CPU")
+figures.headline(figure, f"The share of the roofline that the engine reaches ({rates.product})")

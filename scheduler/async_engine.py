@@ -25,11 +25,12 @@ from paged.scheduler.engine import Engine
 from paged.scheduler.errors import EngineDeadError, QueueFullError, SlowConsumerError
 from paged.scheduler.loading import LoadedEngine, load_engine
 from paged.scheduler.mailbox import Mailbox
-from paged.scheduler.output import RequestOutput, StepStats
+from paged.scheduler.output import FinishReason, RequestOutput, StepStats
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import CacheMode, Request
 from paged.scheduler.snapshot import EngineSnapshot
 from paged.scheduler.startup import Phase
+from paged.scheduler.tiers.figures import TierStats
 from paged.scheduler.weight_update import IN_FLIGHT, InFlight, WaitingUpdate
 
 logger = logging.getLogger(__name__)
@@ -140,6 +141,10 @@ class AsyncEngine:
     def num_unfinished(self) -> int:
         """Requests whose outputs are not all delivered."""
         return len(self._mailboxes)
+
+    def tier_stats(self) -> TierStats | None:
+        """Return figures of the memory below the device, None if there is none."""
+        return self._engine.tier_stats()
 
     def start(self) -> None:
         """Start the engine thread; call on the event loop that will consume the outputs."""
@@ -413,10 +418,21 @@ class AsyncEngine:
         except BaseException as error:  # anything at all: no request may wait forever
             logger.exception("The engine thread failed.")
             self._failure = error
+            self._count_failed_requests()
         finally:
             self._engine.close()
             if self._failure is not None:
                 self._call_loop(self._wake_everyone)
+
+    def _count_failed_requests(self) -> None:
+        """Let the metrics know of the requests that end with the engine; callers get the error."""
+        try:
+            self._engine.abort_all_deltas(FinishReason.ERROR)
+            stats = self._engine.take_stats()
+        except Exception:  # it may have failed in the midst of anything
+            logger.debug("Requests could not be ended one by one.", exc_info=True)
+            return
+        self._hand_over([], stats)
 
     def _take_inbox(self) -> None:
         """Run the queued commands; wait for one if there is nothing else to do."""

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
+from paged.scheduler.block_residency import ResidencySampler
 from paged.scheduler.cache_events import AllBlocksCleared, BlockRemoved, CacheEvents
 from paged.scheduler.evicted_keys import EvictedKeys
 from paged.scheduler.eviction.policy import EvictionPolicy
@@ -42,6 +43,7 @@ class BlockPool:
       on_evict: called with block and key before a content is lost to `allocate`, to save it.
       evicted: the contents that were lost last, as many as there are blocks.
       events: subscribers hear what content is removed or cleared.
+      residency: follows some blocks for metrics; None: none.
       split_key: takes a key apart into hash and group, for events; None: group 0.
 
     Raises: ValueError if `num_blocks` or `block_size` is less than 1.
@@ -65,6 +67,7 @@ class BlockPool:
         self.on_evict: Callable[[int, bytes], None] | None = None
         self.events = CacheEvents()
         self.evicted = EvictedKeys(min(num_blocks, _MAX_EVICTED_KEYS))
+        self.residency: ResidencySampler | None = None
         self.split_key: Callable[[bytes], tuple[bytes, int]] | None = None
         # Free blocks without content, next one last: taking and adding are slices.
         self._blank = list(range(num_blocks - 1, NULL_BLOCK, -1))
@@ -171,6 +174,8 @@ class BlockPool:
         ref_counts = self._ref_counts
         for block_id in block_ids:
             ref_counts[block_id] = 1
+        if self.residency is not None:
+            self.residency.on_allocate(block_ids)
         return block_ids
 
     def touch(self, block_ids: Iterable[int]) -> None:
@@ -189,6 +194,8 @@ class BlockPool:
                 self._num_released -= 1
             ref_counts[block_id] += 1
         self.policy.touch(block_ids)
+        if self.residency is not None:
+            self.residency.on_hit(block_ids)
 
     def free(self, block_ids: Iterable[int]) -> None:
         """Drop one reference from each block; blocks without any left become free.
@@ -324,6 +331,8 @@ class BlockPool:
         self._blank = self.free_order()[::-1]
         self._num_released = 0
         self.policy.clear()
+        if self.residency is not None:
+            self.residency.clear()
         self._index.clear()
         self.evicted.clear()
         self._tree.clear()
@@ -390,6 +399,8 @@ class BlockPool:
             self.policy.drop([block_id])
             self._tree.remove(block_id)
             self._drop_contents([block_id])
+            if self.residency is not None:
+                self.residency.on_evict([block_id])
         self._emit_removed(lost)
 
     def _emit_removed(self, keys: list[bytes]) -> None:

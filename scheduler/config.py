@@ -68,6 +68,9 @@ class EngineConfig:
       kv_offloading_disk_size: most GiB in that folder; None: until the disk is full.
       disable_hybrid_kv_cache_manager: keep all blocks of sliding-window layers.
       structured_outputs_config: what grammars may cost, and how JSON is written.
+      kv_cache_metrics: follow some KV blocks, and report how long they stay.
+      kv_cache_metrics_sample: share of their allocations that are followed.
+      enable_mfu_metrics: estimate arithmetic and memory traffic of every step.
       generation_config: "auto" takes sampling defaults from the checkpoint, "vllm" ignores them.
       compilation_cache_dir: folder of compiled programs; None turns the cache off.
       native_cache_dir: folder of the C++ kernels, which are compiled on first use.
@@ -108,6 +111,9 @@ class EngineConfig:
     kv_offloading_disk_size: float | None = None
     disable_hybrid_kv_cache_manager: bool = False
     structured_outputs_config: StructuredOutputsConfig = _STRUCTURED
+    kv_cache_metrics: bool = False
+    kv_cache_metrics_sample: float = 0.01
+    enable_mfu_metrics: bool = False
     generation_config: str = "auto"
     compilation_cache_dir: str | None = DEFAULT_COMPILATION_CACHE_DIR
     native_cache_dir: str = DEFAULT_NATIVE_CACHE_DIR
@@ -136,6 +142,11 @@ class EngineConfig:
         _check_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         _check_choice("prefix_cache_policy", self.prefix_cache_policy, POLICIES)
         _check_choice("prefix_caching_hash_algo", self.prefix_caching_hash_algo, HASH_ALGORITHMS)
+        if not 0 < self.kv_cache_metrics_sample <= 1:
+            raise ValueError(
+                f"kv_cache_metrics_sample={self.kv_cache_metrics_sample} must be in (0, 1]; to "
+                "follow no blocks leave kv_cache_metrics off."
+            )
         self.prefill_limits  # noqa: B018 - checks them
         self._check_offloading()
         budget, seqs = self.max_num_batched_tokens, self.max_num_seqs

@@ -11,6 +11,7 @@ from paged.models.tokenizer import Tokenizer
 from paged.scheduler.admission import InputProcessor
 from paged.scheduler.deltas import Delta, join
 from paged.scheduler.output import (
+    DeviceWork,
     FinishReason,
     ModelRunnerOutput,
     RequestOutput,
@@ -26,6 +27,7 @@ from paged.scheduler.stats import StatsBuilder
 from paged.scheduler.structured.compiler import Grammar, GrammarCompiler
 from paged.scheduler.structured.grammar_constraint import MaskFiller
 from paged.scheduler.structured.masked_step import MaskedStep
+from paged.scheduler.tiers.figures import TierStats
 from paged.scheduler.work import time_work
 
 # How long an engine with nothing else to do waits for a load before it looks for new requests.
@@ -63,6 +65,10 @@ class WaitableTiers(Protocol):
         """Return when some load has finished, or after so many seconds."""
         ...
 
+    def stats(self) -> TierStats:
+        """Return figures; any thread may ask."""
+        ...
+
     def close(self) -> None:
         """Release memory, files and threads."""
         ...
@@ -90,6 +96,7 @@ class Engine:
         before; outputs then come one call of `step` later, and are the same.
       grammars: compiles what structured outputs ask for; None: they are refused. Owned.
       tiers: the scheduler's memory below the device, to wait for; owned, closed by `close`.
+      estimate_work: what each device does in a step, for metrics; None: not reported.
       clock: monotonic seconds.
     """
 
@@ -103,6 +110,7 @@ class Engine:
         async_scheduling: bool = False,
         grammars: GrammarCompiler | None = None,
         tiers: WaitableTiers | None = None,
+        estimate_work: Callable[[SchedulerOutput], DeviceWork] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
@@ -110,7 +118,7 @@ class Engine:
         self.processor = processor
         self.runner = runner
         self._clock = clock
-        self._stats = StatsBuilder()
+        self._stats = StatsBuilder(estimate_work)
         self._outputs = OutputProcessor(
             tokenizer,
             finish=scheduler.finish,
@@ -235,12 +243,14 @@ class Engine:
         """
         return [join([delta]) for delta in self.abort_deltas(request_ids)]
 
-    def abort_deltas(self, request_ids: Iterable[str]) -> list[Delta]:
-        """Do what `abort` does; for callers that join deltas themselves."""
+    def abort_deltas(
+        self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT
+    ) -> list[Delta]:
+        """Do what `abort` does; for callers that join deltas themselves, or have another reason."""
         deltas = []
         for parent_id in request_ids:
             for request in self._outputs.unfinished(parent_id):
-                self.scheduler.finish(request, FinishReason.ABORT)
+                self.scheduler.finish(request, reason)
             deltas += self._outputs.abort(parent_id)
         return deltas
 
@@ -305,9 +315,9 @@ class Engine:
         self.runner.update_params(params)
         self.scheduler.advance_weights_epoch()
 
-    def abort_all_deltas(self) -> list[Delta]:
+    def abort_all_deltas(self, reason: FinishReason = FinishReason.ABORT) -> list[Delta]:
         """End all user requests; see `abort_deltas`."""
-        return self.abort_deltas(self._outputs.parent_ids)
+        return self.abort_deltas(self._outputs.parent_ids, reason)
 
     def snapshot(self) -> EngineSnapshot:
         """Return what the engine holds, for who watches it."""
@@ -347,6 +357,10 @@ class Engine:
         if not self._measures_work:
             return function()
         return time_work(kind, requests, self._clock, function)
+
+    def tier_stats(self) -> TierStats | None:
+        """Return figures of the memory below the device, None if there is none; for any thread."""
+        return None if self._tiers is None else self._tiers.stats()
 
     def take_stats(self, *, step_seconds: float = 0.0) -> StepStats:
         """Return what happened since the last call (`step` does so itself)."""

@@ -33,6 +33,7 @@ from paged.scheduler.admission import InputProcessor
 from paged.scheduler.artifacts import agree_with_artifact, check_artifact_fits
 from paged.scheduler.backend_choice import choose_backends, kv_element_type
 from paged.scheduler.block_pool import BlockPool
+from paged.scheduler.block_residency import ResidencySampler
 from paged.scheduler.buckets import MIN_ROWS, BucketTable
 from paged.scheduler.capacity import (
     GIB,
@@ -50,6 +51,7 @@ from paged.scheduler.prefix_cache import PrefixHasher
 from paged.scheduler.runner import ModelRunner
 from paged.scheduler.scheduler import Scheduler
 from paged.scheduler.startup import Phase, StartupPhases
+from paged.scheduler.step_work import StepWorkEstimate
 from paged.scheduler.structured.compiler import GrammarCompiler
 from paged.scheduler.tiers.manager import MAX_INFLIGHT_BYTES, TierManager
 
@@ -163,6 +165,7 @@ def load_engine(
         async_scheduling=bool(config.async_scheduling),
         grammars=grammars,
         tiers=tiers,
+        estimate_work=_work_estimate(config, placement) if config.enable_mfu_metrics else None,
         tokenizer=tokenizer,
         processor=InputProcessor(
             tokenizer,
@@ -182,6 +185,14 @@ def load_engine(
     )
 
 
+def _work_estimate(config: EngineConfig, placement: Placement) -> StepWorkEstimate:
+    split = placement.split
+    # Of all layers, not of the one group that a block holds.
+    kv_spec = kv_cache_spec(config, split.part, one_group(split.part.num_layers))
+    weights = count_weight_bytes(split.part, dtype=config.dtype, quantization=config.quantization)
+    return StepWorkEstimate(split.config, weights, kv_spec.bytes_per_token, split.size)
+
+
 def _make_scheduler(
     config: EngineConfig,
     num_blocks: int,
@@ -196,6 +207,8 @@ def _make_scheduler(
         config.enable_prefix_caching,
         policy=make_policy(config.prefix_cache_policy),
     )
+    if config.kv_cache_metrics:
+        pool.residency = ResidencySampler(config.kv_cache_metrics_sample)
     return Scheduler(
         pool=pool,
         max_num_seqs=limits.max_num_seqs,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from paged.scheduler.block_residency import BlockResidency
 from paged.scheduler.work import Work
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class ScheduledRequest(NamedTuple):
     Attributes:
       request: the request; its block tables already cover the scheduled tokens.
       start: first token position computed in this step.
-      num_tokens: tokens computed in this step.
+      step_tokens: tokens computed, by step: there are two where the engine had to finish one before
+        its time, none where nothing was computed.
       samples: whether the step reaches the request's last token, so that one is sampled.
       input_in_flight: the last of the tokens is the sample of an earlier step that the device has
         not returned yet; it has to be taken from there.
@@ -251,6 +253,20 @@ class FinishedRequestStats:
     work: Mapping[str, Work] = field(default_factory=dict)
 
 
+class DeviceWork(NamedTuple):
+    """What one device does in a step.
+
+    Attributes:
+      flops: additions and multiplications, of real tokens only: padding is no work.
+      read_bytes: weights, and keys and values of the contexts.
+      write_bytes: new keys and values.
+    """
+
+    flops: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class StepStats:
     """What one engine step did: the only source of every metric above the scheduler.
@@ -275,13 +291,15 @@ class StepStats:
       itl_seconds: gaps between a request's previous token and this one.
       finished: requests that ended.
       step_seconds: wall time of the step.
+      block_residencies: stays of followed KV blocks that ended; none unless some are followed.
+      work: what each device did, by estimate; nothing unless that is estimated.
     """
 
     num_running: int
     num_waiting: int
     kv_cache_usage: float
     num_deferred: int = 0
-    num_tokens: int = 0
+    step_tokens: tuple[int, ...] = ()
     num_prompt_tokens: int = 0
     num_cached_prompt_tokens: int = 0
     restored_prompt_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -297,3 +315,5 @@ class StepStats:
     itl_seconds: tuple[float, ...] = ()
     finished: tuple[FinishedRequestStats, ...] = field(default_factory=tuple)
     step_seconds: float = 0.0
+    block_residencies: tuple[BlockResidency, ...] = ()
+    work: DeviceWork = field(default_factory=DeviceWork)

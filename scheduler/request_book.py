@@ -29,7 +29,8 @@ class RequestBook:
       waiting: without blocks, next to be admitted first.
       held: with blocks but in no step yet: forks, and those whose prefix was restored.
       running: in order of admission. A dict gives the last one and removes any one in O(1).
-      num_discarded_tokens: computed tokens that preemptions have thrown away.
+      num_preemptions: of running requests.
+      num_discarded_tokens: computed tokens that these have thrown away.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class RequestBook:
         self.waiting = queue
         self.held: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
+        self.num_preemptions = 0
         self.num_discarded_tokens = 0
         self._kv = kv
         self._pool = pool
@@ -110,6 +112,7 @@ class RequestBook:
     def preempt(self, victim: Request) -> None:
         """Take a running request's blocks; its output stays, its KV is recomputed."""
         self._stop(victim)
+        self.num_preemptions += 1
         self.num_discarded_tokens += victim.num_computed_tokens
         self._kv.free(victim)
         victim.status = RequestStatus.PREEMPTED

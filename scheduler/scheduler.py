@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence, Set
 
 from paged.scheduler.block_pool import BlockPool
+from paged.scheduler.block_residency import BlockResidency
 from paged.scheduler.errors import CapacityError
 from paged.scheduler.kv_manager import KVManager
 from paged.scheduler.output import FinishReason, ModelRunnerOutput, SchedulerOutput
@@ -315,9 +316,16 @@ class Scheduler:
         taken, self._prefix_stats = self._prefix_stats, PrefixStats()
         return taken
 
-    def take_num_discarded_tokens(self) -> int:
-        """Return how many computed tokens preemptions have thrown away since the last call."""
-        taken, self._book.num_discarded_tokens = self._book.num_discarded_tokens, 0
+    def take_block_residencies(self) -> tuple[BlockResidency, ...]:
+        """Return the stays of followed blocks that have ended since the last call."""
+        residency = self.pool.residency
+        return () if residency is None else residency.take()
+
+    def take_preemptions(self) -> tuple[int, int]:
+        """Return preemptions since the last call, and how many computed tokens they threw away."""
+        book = self._book
+        taken = book.num_preemptions, book.num_discarded_tokens
+        book.num_preemptions = book.num_discarded_tokens = 0
         return taken
 
     def _check_new(self, request: Request) -> None:

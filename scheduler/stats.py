@@ -1,33 +1,51 @@
 """`StatsBuilder`: collects what happened between two steps into one `StepStats`."""
 
-from paged.scheduler.output import FinishedRequestStats, Moments, SchedulerOutput, StepStats
+from collections.abc import Callable
+
+from paged.scheduler.output import (
+    DeviceWork,
+    FinishedRequestStats,
+    Moments,
+    SchedulerOutput,
+    StepStats,
+)
 from paged.scheduler.request import Request
 from paged.scheduler.scheduler import Scheduler
 from paged.scheduler.step_rows import StepUpdates
 
 
 class StatsBuilder:
-    """Accumulates one step's figures; `take` hands them out and starts anew."""
+    """Accumulates one step's figures; `take` hands them out and starts anew.
 
-    def __init__(self) -> None:
+    Args:
+      estimate_work: what each device does in a step; None: it is not reported.
+    """
+
+    def __init__(
+        self, estimate_work: Callable[[SchedulerOutput], DeviceWork] | None = None
+    ) -> None:
+        self._estimate_work = estimate_work
         self._finished: list[FinishedRequestStats] = []
         self._reset()
 
     def _reset(self) -> None:
-        self._num_tokens = 0
+        self._step_tokens: list[int] = []
         self._num_generated = 0
         self._num_prompt = 0
         self._num_cached = 0
         self._restored: dict[str, int] = {}
-        self._num_preempted = 0
         self._ttft: list[float] = []
         self._itl: list[float] = []
         self._finished = []
+        self._work = DeviceWork()
 
     def on_step(self, scheduled: SchedulerOutput, updates: StepUpdates) -> None:
         """Record one executed step and the tokens it gave."""
-        self._num_tokens = scheduled.num_tokens
-        self._num_preempted = len(scheduled.preempted)
+        if scheduled.num_tokens:
+            self._step_tokens.append(scheduled.num_tokens)
+            if self._estimate_work is not None:
+                pairs = zip(self._work, self._estimate_work(scheduled), strict=True)
+                self._work = DeviceWork(*map(sum, pairs))
         self._num_generated += updates.num_tokens
         for index in updates.firsts:
             request = updates.requests[index]
@@ -73,12 +91,13 @@ class StatsBuilder:
     def take(self, scheduler: Scheduler, *, step_seconds: float) -> StepStats:
         """Return the step's figures, with the scheduler's state after it."""
         prefix = scheduler.take_prefix_stats()
+        num_preempted, num_discarded = scheduler.take_preemptions()
         stats = StepStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             kv_cache_usage=scheduler.kv_cache_usage,
             num_deferred=scheduler.num_deferred,
-            num_tokens=self._num_tokens,
+            step_tokens=tuple(self._step_tokens),
             num_prompt_tokens=self._num_prompt,
             num_cached_prompt_tokens=self._num_cached,
             restored_prompt_tokens=self._restored,
@@ -88,12 +107,14 @@ class StatsBuilder:
             prefix_evicted=prefix.evicted,
             external_prefix_queries=prefix.external_queries,
             external_prefix_hits=prefix.external_hits,
-            num_discarded_tokens=scheduler.take_num_discarded_tokens(),
-            num_preempted=self._num_preempted,
+            num_discarded_tokens=num_discarded,
+            num_preempted=num_preempted,
             ttft_seconds=tuple(self._ttft),
             itl_seconds=tuple(self._itl),
             finished=tuple(self._finished),
             step_seconds=step_seconds,
+            block_residencies=scheduler.take_block_residencies(),
+            work=self._work,
         )
         self._reset()
         return stats

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paged.server.bench_timeline import METRICS
+from paged.server.bench_names import METRICS
 
 # Where more is better; of everything else that is compared, less is.
 _RATES = (

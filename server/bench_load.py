@@ -2,11 +2,10 @@
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -17,24 +16,7 @@ from paged.server.bench_timeline import Timeline
 from paged.server.cli_errors import UserError
 
 _READY_SECONDS = 10.0
-
-
-def arrival_times(
-    rng: np.random.Generator, count: int, request_rate: float, burstiness: float
-) -> np.ndarray:
-    """Return when each request is due, seconds from the start, float64 `[count]`.
-
-    Gaps are drawn from a gamma distribution of shape `burstiness` (1 is a Poisson process, inf an
-    even spacing), then stretched so that the mean rate is met exactly; the first request is due
-    after the first gap. An infinite rate is all at once.
-
-    Source: vLLM `benchmarks/serve.py`, get_request.
-    """
-    if math.isinf(request_rate):
-        return np.zeros(count)
-    gaps = np.ones(count) if math.isinf(burstiness) else rng.gamma(burstiness, size=count)
-    gaps *= count / request_rate / gaps.sum()
-    return np.cumsum(gaps)
+_RETRY_SECONDS = 0.5
 
 
 class BenchClient:
@@ -44,11 +26,21 @@ class BenchClient:
       base_url: of the server, without "/v1".
       endpoint: path of the API.
       api_key: sent with every request, if there is one.
+      headers: sent with every request, too; they win over ours.
+      insecure: take any certificate of an HTTPS server.
 
     Raises: UserError if the URL is none.
     """
 
-    def __init__(self, base_url: str, endpoint: str, api_key: str | None) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        endpoint: str,
+        api_key: str | None,
+        *,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        insecure: bool = False,
+    ) -> None:
         self._base = base_url.rstrip("/").removesuffix("/v1")
         if not self._base.startswith(("http://", "https://")):
             raise UserError(f"--base-url {base_url} is no address; write http://HOST:PORT.")
@@ -56,13 +48,15 @@ class BenchClient:
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
+        self._headers |= headers
+        self._insecure = insecure
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             headers=self._headers,
             # As many connections as requests: a limit here would count as the server's time.
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=not self._insecure),
             timeout=aiohttp.ClientTimeout(total=None),
         )
         return self
@@ -76,21 +70,22 @@ class BenchClient:
         assert self._session is not None
         await self._session.close()
 
-    async def check_model(self, model: str | None) -> str:
+    async def check_model(self, model: str | None, *, ready_seconds: float = 0.0) -> str:
         """Return the model to ask for: the one given, else the first of the server's list.
+
+        Args:
+          model: to ask for.
+          ready_seconds: how long to ask again while nobody answers, or with 503.
 
         Raises: UserError if the server cannot be reached, wants another key, or names its models
           and not this one.
         """
-        assert self._session is not None
-        url = f"{self._base}/v1/models"
-        timeout = aiohttp.ClientTimeout(total=_READY_SECONDS)
-        try:
-            async with self._session.get(url, timeout=timeout) as response:
-                status, body = response.status, await response.read()
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            reason = str(error) or type(error).__name__
-            raise UserError(f"no server answers at {self._base}: {reason}") from None
+        deadline = time.perf_counter() + ready_seconds
+        while True:
+            status, body = await self._list_models(deadline)
+            if status != 503 or time.perf_counter() >= deadline:
+                break
+            await asyncio.sleep(_RETRY_SECONDS)
         if status in (401, 403):
             raise UserError(f"{self._base} refuses the API key: {_reason(status, body)}")
         names = _model_names(body) if status == 200 else []
@@ -102,14 +97,33 @@ class BenchClient:
             )
         return names[0] if model is None else model
 
+    async def _list_models(self, deadline: float) -> tuple[int, bytes]:
+        """Return status and body of the list of models, asking again until the deadline.
+
+        Raises: UserError if nobody answers.
+        """
+        assert self._session is not None
+        timeout = aiohttp.ClientTimeout(total=_READY_SECONDS)
+        while True:
+            try:
+                url = f"{self._base}/v1/models"
+                async with self._session.get(url, timeout=timeout) as response:
+                    return response.status, await response.read()
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                if time.perf_counter() >= deadline:
+                    reason = str(error) or type(error).__name__
+                    raise UserError(f"no server answers at {self._base}: {reason}") from None
+            await asyncio.sleep(_RETRY_SECONDS)
+
     async def send(self, body: Mapping[str, Any], timeline: Timeline) -> None:
         """Send one streamed request and note in its timeline what happens; an error, too."""
         assert self._session is not None
         is_complete = False
         data = msgspec.json.encode(body)  # before the clock starts: it is our work
+        headers = {} if timeline.request_id is None else {"X-Request-Id": timeline.request_id}
         timeline.sent = time.perf_counter()
         try:
-            async with self._session.post(self._url, data=data) as response:
+            async with self._session.post(self._url, data=data, headers=headers) as response:
                 if response.status != 200:
                     timeline.error = _reason(response.status, await response.read())
                     return

@@ -9,7 +9,8 @@ import jinja2
 import numpy as np
 
 from paged.server.bench_chart import Chart, Series, distribution
-from paged.server.bench_timeline import METRICS, Timeline, seconds_of
+from paged.server.bench_names import METRICS
+from paged.server.bench_timeline import Timeline, seconds_of
 
 _TEMPLATE = pathlib.Path(__file__).with_name("bench_page.html")
 _NAMES = {

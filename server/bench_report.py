@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paged._version import __version__
-from paged.server.bench_timeline import METRICS, PERCENTILES, Timeline, latency_fields
+from paged.server.bench_names import METRICS, PERCENTILES
+from paged.server.bench_timeline import Timeline, latency_fields, percentile_name
 from paged.server.cli_errors import UserError
 
 _WIDTH = 50
@@ -21,16 +22,23 @@ def versions() -> dict[str, str]:
     return {"paged": __version__, "python": platform.python_version(), **found}
 
 
-def print_report(title: str, lines: Mapping[str, object], timelines: Sequence[Timeline]) -> None:
-    """Print figures by name, then mean and percentiles of each latency, milliseconds."""
+def print_report(
+    title: str,
+    lines: Mapping[str, object],
+    timelines: Sequence[Timeline],
+    *,
+    metrics: Sequence[str] = METRICS,
+    percentiles: Sequence[float] = PERCENTILES,
+) -> None:
+    """Print figures by name, then mean and percentiles of latencies, milliseconds."""
     print(f"{f' {title} ':=^{_WIDTH}}")
     for name, value in lines.items():
         text = f"{value:.2f}" if isinstance(value, float) else str(value)
         print(f"{name + ':':<{_WIDTH - 11}} {text:>10}")
-    fields = latency_fields(timelines)
-    columns = ["mean", *(f"p{percent}" for percent in PERCENTILES)]
+    fields = latency_fields(timelines, percentiles)
+    columns = ["mean", *map(percentile_name, percentiles)]
     print(f"{'milliseconds':<14}" + "".join(f"{column:>9}" for column in columns))
-    for metric in METRICS:
+    for metric in metrics:
         values = [fields[f"{column}_{metric}_ms"] for column in columns]
         cells = ("-" if value is None else f"{value:.1f}" for value in values)
         print(f"{metric.upper():<14}" + "".join(f"{cell:>9}" for cell in cells))

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from paged.server.bench_arrivals import due_times
 from paged.server.bench_bodies import make_exchanges
 from paged.server.bench_datasets import Session, Turn, make_sessions
-from paged.server.bench_load import BenchClient, Exchange, arrival_times, send_sessions
+from paged.server.bench_load import BenchClient, Exchange, send_sessions
 from paged.server.bench_report import versions
 from paged.server.bench_timeline import (
     Timeline,
@@ -73,14 +74,22 @@ def measure(args: argparse.Namespace) -> Measurement:
 
 async def _measure(args: argparse.Namespace) -> Measurement:
     key = args.api_key or key_from_environment()
-    async with BenchClient(args.base_url, args.endpoint, key) as client:
-        args.model = await client.check_model(args.model)
+    headers = dict(args.header)
+    async with BenchClient(
+        args.base_url, args.endpoint, key, headers=headers, insecure=args.insecure
+    ) as client:
+        args.model = await client.check_model(
+            args.model, ready_seconds=args.ready_check_timeout_sec
+        )
         rng = np.random.default_rng(args.seed)
         sessions = make_sessions(args, rng)
         exchanges = make_exchanges(args, sessions)
         warmups = make_exchanges(args, _warmups(sessions, args.num_warmups))
-        due = arrival_times(rng, len(sessions), args.request_rate, args.burstiness)
+        due = due_times(args, rng, len(sessions))
         timelines = [exchange.timeline for session in exchanges for exchange in session]
+        if args.request_id_prefix is not None:
+            for index, timeline in enumerate(timelines):
+                timeline.request_id = f"{args.request_id_prefix}{index}"
         if not await send_sessions(
             client, warmups, np.zeros(len(warmups)), max_concurrency=args.max_concurrency
         ):
@@ -115,8 +124,13 @@ def _warmups(sessions: Sequence[Session], count: int) -> list[Session]:
     return warmups
 
 
-def result_of(args: argparse.Namespace, measurement: Measurement) -> dict[str, Any]:
-    """Return all figures; rates count what succeeded, which must be something."""
+def result_of(
+    args: argparse.Namespace, measurement: Measurement, *, percentiles: Sequence[float] = ()
+) -> dict[str, Any]:
+    """Return all figures; rates count what succeeded, which must be something.
+
+    `percentiles` are in it beside those that always are.
+    """
     timelines, done, seconds = measurement.timelines, measurement.done, measurement.seconds
     num_input = sum(timeline.num_prompt_tokens for timeline in done)
     num_output = sum(timeline.num_output_tokens for timeline in done)
@@ -130,6 +144,9 @@ def result_of(args: argparse.Namespace, measurement: Measurement) -> dict[str, A
         "num_prompts": args.num_prompts,
         "request_rate": _finite(args.request_rate),
         "burstiness": _finite(args.burstiness),
+        "ramp_up_strategy": args.ramp_up_strategy,
+        "ramp_up_start_rps": args.ramp_up_start_rps,
+        "ramp_up_end_rps": args.ramp_up_end_rps,
         "max_concurrency": args.max_concurrency,
         "duration": seconds,
         "completed": len(done),
@@ -145,7 +162,7 @@ def result_of(args: argparse.Namespace, measurement: Measurement) -> dict[str, A
         **goodput_fields(args, done, seconds),
         "max_output_tokens_per_s": peak_tokens_per_second(done),
         "max_concurrent_requests": peak_concurrency(done),
-        **latency_fields(done),
+        **latency_fields(done, percentiles),
         "settings": dataset_settings(args)
         | {
             name: getattr(args, name)
@@ -204,6 +221,7 @@ def detailed_fields(timelines: Sequence[Timeline]) -> dict[str, Any]:
         "ttfts": [timeline.ttft if timeline.arrivals else 0.0 for timeline in timelines],
         "itls": [timeline.itls for timeline in timelines],
         "latencies": [timeline.e2el if timeline.arrivals else 0.0 for timeline in timelines],
+        "request_ids": [timeline.request_id for timeline in timelines],
         "errors": [timeline.error or "" for timeline in timelines],
     }
 

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-PERCENTILES = (50, 95, 99)
-STATISTICS = ("mean", "median", "std", *(f"p{percent}" for percent in PERCENTILES))
-METRICS = ("ttft", "tpot", "itl", "e2el")
+from paged.server.bench_names import PERCENTILES
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,6 +25,7 @@ class Timeline:
       error: why it failed.
       counted_by_server: whether the token counts are a server's; otherwise outputs were counted.
       num_cached_tokens: prompt tokens from the prefix cache; None if nobody says.
+      request_id: sent as X-Request-Id; None: none is.
       pieces: the text as it came, where it is needed for the next turn.
     """
 
@@ -38,6 +37,7 @@ class Timeline:
     error: str | None = None
     counted_by_server: bool = False
     num_cached_tokens: int | None = None
+    request_id: str | None = None
     pieces: list[str] = field(default_factory=list)
 
     @property
@@ -89,20 +89,33 @@ def seconds_of(timelines: Sequence[Timeline]) -> dict[str, list[float]]:
     }
 
 
-def latency_fields(timelines: Sequence[Timeline]) -> dict[str, float | None]:
+def percentile_name(percent: float) -> str:
+    """Return what a percentile is called: p99, p99.9."""
+    return f"p{percent:g}"
+
+
+def latency_fields(
+    timelines: Sequence[Timeline], percentiles: Sequence[float] = ()
+) -> dict[str, float | None]:
     """Return `mean_ttft_ms`, `p99_itl_ms` and so on, milliseconds; None where nothing was seen.
 
     Percentiles lie between neighbours in proportion, as NumPy's do by default. The median is `p50`
     under the name that vLLM gives it.
+
+    Args:
+      timelines: of requests that succeeded.
+      percentiles: beside `PERCENTILES`, which are always there.
     """
     fields: dict[str, float | None] = {}
+    percents = sorted({*PERCENTILES, *percentiles})
+    statistics = ("mean", "median", "std", *map(percentile_name, percents))
     for metric, seconds in seconds_of(timelines).items():
         values = 1e3 * np.array(seconds, np.float64)
-        found: dict[str, float | None] = dict.fromkeys(STATISTICS)
+        found: dict[str, float | None] = dict.fromkeys(statistics)
         if len(values):
-            percentiles = np.percentile(values, PERCENTILES).tolist()
-            numbers = [values.mean(), np.median(values), values.std(), *percentiles]
-            found = {name: float(n) for name, n in zip(STATISTICS, numbers, strict=True)}
+            found_percentiles = np.percentile(values, percents).tolist()
+            numbers = [values.mean(), np.median(values), values.std(), *found_percentiles]
+            found = {name: float(n) for name, n in zip(statistics, numbers, strict=True)}
         fields |= {f"{name}_{metric}_ms": value for name, value in found.items()}
     return fields
 

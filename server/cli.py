@@ -20,6 +20,8 @@ from paged.server.cli_engine_options import (
     add_native_cache_option,
 )
 from paged.server.cli_errors import UserError
+from paged.server.cli_examples import EXAMPLES
+from paged.server.cli_help import CommandParser
 from paged.server.cli_network_options import (
     add_answer_options,
     add_limit_options,
@@ -27,7 +29,6 @@ from paged.server.cli_network_options import (
 )
 from paged.server.cli_observability_options import add_observability_options
 from paged.server.cli_options import (
-    HelpFormatter,
     add_batch_options,
     add_client_options,
     add_sampling_options,
@@ -49,14 +50,27 @@ first steps:
   paged chat                         talk to the demo model
   paged serve MODEL                  then point any OpenAI client at http://localhost:8000/v1
   paged plan MODEL --gpu h100        before renting one
-  paged COMMAND --help               all options of a command
+  paged COMMAND --help               all options of a command, and examples
+  paged COMMAND --help=memory        those of one group; --help=port: one option
 """
 
 _ENVIRONMENT = """\
 environment: $PAGED_MODELS_CACHE is the folder that the demo model is downloaded to and found in
-(default: ~/.cache/paged-models). $PAGED_SERVER_DEV_MODE=1 (or $VLLM_SERVER_DEV_MODE=1) lets `paged
-serve` answer POST /reset_prefix_cache.
+(default: ~/.cache/paged-models).
 """
+
+_DEV_MODE = """\
+$PAGED_SERVER_DEV_MODE=1 (or $VLLM_SERVER_DEV_MODE=1) lets the server answer POST
+/reset_prefix_cache.
+"""
+
+# What a command is for, and the commands for it.
+_PURPOSES = {
+    "run a model": ("serve", "chat", "generate", "run-batch"),
+    "look at a server": ("doctor", "bench"),
+    "plan, without a GPU": ("plan", "simulate"),
+    "prepare a model, or a machine": ("convert", "compile", "build-native"),
+}
 
 # Command -> module with `run(args) -> int`.
 _COMMANDS = {
@@ -94,19 +108,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
-        prog="paged",
-        description=_DESCRIPTION,
-        epilog=_FIRST_STEPS,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
-            prog, max_help_position=18, width=100
-        ),
-        allow_abbrev=False,
+    parser = CommandParser(prog="paged", usage="paged COMMAND [options]", epilog=_FIRST_STEPS)
+    parser.add_argument(
+        "-v", "--version", action="version", version=f"paged {__version__}", help="show the version"
     )
-    parser.add_argument("-v", "--version", action="version", version=f"paged {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", prog="paged", help=argparse.SUPPRESS
+    )
 
     serve = _add_command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API")
     add_server_options(serve)
@@ -164,68 +174,84 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_engine_options(compile_command, log_level="info")
 
-    convert = _add_command(commands, "convert", "write a checkpoint in the engine's own format")
+    convert = _add_command(
+        commands,
+        "convert",
+        "write a checkpoint in the engine's own format",
+        required="--out DIR ",
+    )
     add_convert_options(convert)
     plan = commands.add_parser(
         "plan",
+        examples=EXAMPLES["plan"],
         help="say what a model needs of a GPU, how fast it should be, which flags to use",
         usage="paged plan [options] [MODEL]",
         description="What fits on which GPU, and what to expect of it, from the model's config and "
         "published figures; nothing is loaded and no GPU is needed.",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
     )
     add_plan_options(plan)
 
     simulate = commands.add_parser(
         "simulate",
+        examples=EXAMPLES["simulate"],
         help="serve a trace without a model: cache hits, latency, memory",
         usage="paged simulate [options]",
         description="Serve a trace with the real scheduler and block pool, without a model.",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
     )
     add_simulate_options(simulate)
 
     bench = commands.add_parser(
         "bench",
+        examples=EXAMPLES["bench"],
         help="measure throughput, latency, or a running server",
+        usage="paged bench BENCHMARK [options]",
         description="Measure an engine in this process, or a server over HTTP.",
         epilog=_ENVIRONMENT,
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
     )
     add_bench_commands(bench)
 
     doctor = commands.add_parser(
         "doctor",
+        examples=EXAMPLES["doctor"],
         help="ask a running server what holds its requests back",
+        usage="paged doctor [options] URL",
         description="Read a server's metrics twice and say which resource is the bottleneck, on "
         "what evidence, and which flag to turn; or show where two prompts stop sharing the cache.",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
     )
     add_doctor_options(doctor)
 
     build_native = commands.add_parser(
         "build-native",
+        examples=EXAMPLES["build-native"],
         help="compile the C++ kernels for a CPU ahead of the first start",
+        usage="paged build-native [options]",
         description="Compile the C++ kernels that a CPU uses, or find them compiled; print where "
         "they are and which instructions this CPU runs. Needs a C++ compiler.",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
     )
     add_native_cache_option(build_native)
+    parser.description = f"{_DESCRIPTION}\n{_overview(commands)}"
     return parser
 
 
+def _overview(commands: "argparse._SubParsersAction[CommandParser]") -> str:
+    """Return the commands with a line each, by what they are for."""
+    texts = {each.dest: each.help for each in commands._choices_actions}
+    purposes = dict(_PURPOSES)
+    if others := tuple(name for name in texts if name not in sum(_PURPOSES.values(), ())):
+        purposes["further commands"] = others
+    return "\n\n".join(
+        "\n".join([f"{purpose}:", *(f"  {name:<14}{texts[name]}" for name in names)])
+        for purpose, names in purposes.items()
+    )
+
+
 def _add_command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    commands: "argparse._SubParsersAction[CommandParser]",
     name: str,
     text: str,
     *,
     required: str = "",
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     """Add a command that takes a model; `required` is what its usage must show."""
     command = commands.add_parser(
         name,
@@ -233,9 +259,8 @@ def _add_command(
         # Sixty flags in brackets would hide what the command is for.
         usage=f"paged {name} [options] {required}[MODEL]",
         description=text[0].upper() + text[1:] + ".",
-        epilog=_ENVIRONMENT,
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
+        epilog=_ENVIRONMENT + (_DEV_MODE if name == "serve" else ""),
+        examples=EXAMPLES[name],
     )
     command.add_argument(
         "model",

@@ -1,30 +1,33 @@
 """Options of `paged bench`; names, and most defaults, are those of `vllm bench`."""
 
 import argparse
-import math
 import pathlib
 
 from paged.server.cli_bench_dataset_options import add_dataset_options
-from paged.server.cli_bench_values import (
-    count,
-    json_object,
-    metadata,
-    objective,
-    rate,
-    ratio,
-    seconds,
-    variation,
+from paged.server.cli_bench_serve_options import (
+    add_goodput_option,
+    add_serve_options,
+    add_serve_output,
 )
+from paged.server.cli_bench_values import count, metadata, ratio, seconds, variation
 from paged.server.cli_engine_options import add_engine_options
-from paged.server.cli_options import DEFAULT_PORT, HelpFormatter, size
+from paged.server.cli_examples import EXAMPLES
+from paged.server.cli_help import CommandParser
+from paged.server.cli_options import size
 
-ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
-DEFAULT_BASE_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
+# What the usage shows behind the options.
+_POSITIONALS = {
+    "throughput": " [MODEL]",
+    "latency": " [MODEL]",
+    "compare": " A.json B.json",
+}
 
 
-def add_bench_commands(parser: argparse.ArgumentParser) -> None:
+def add_bench_commands(parser: CommandParser) -> None:
     """Add `throughput`, `latency`, `serve`, `sweep` and `compare`."""
-    benchmarks = parser.add_subparsers(dest="bench", required=True, metavar="BENCHMARK")
+    benchmarks = parser.add_subparsers(
+        dest="bench", required=True, metavar="BENCHMARK", prog="paged bench", title="benchmarks"
+    )
     throughput = _add(
         benchmarks,
         "throughput",
@@ -37,7 +40,7 @@ def add_bench_commands(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--num-warmups", type=size, default=1, metavar="N", help="runs before the one that counts"
     )
-    _add_goodput(group)
+    add_goodput_option(group)
     _add_output(throughput)
     add_engine_options(throughput, log_level="warning", prefix_cache_policy="lookahead")
 
@@ -66,19 +69,14 @@ def add_bench_commands(parser: argparse.ArgumentParser) -> None:
         "Throughput and latency of a server under load, as its clients see them.",
     )
     add_serve_options(serve)
-    group = _add_output(serve)
-    group.add_argument(
-        "--save-detailed",
-        action="store_true",
-        help="write what every request did into --json, too",
-    )
+    add_serve_output(_add_output(serve))
 
     sweep = _add(
         benchmarks,
         "sweep",
         "measure a server at one load, or with one setting, after the other",
         "`serve` once for every value of --vary, and with --serve-args for every setting of a "
-        "server of paged; finds the knee.",
+        "server of paged; finds the knee, beyond which more load costs more than it brings.",
     )
     add_serve_options(sweep)
     _add_sweep_options(sweep)
@@ -93,28 +91,20 @@ def add_bench_commands(parser: argparse.ArgumentParser) -> None:
     _add_compare_options(compare)
 
 
-def add_serve_options(parser: argparse.ArgumentParser) -> None:
-    """Add what a load on a server is made of; `sweep` varies these."""
-    _add_server_options(parser)
-    _add_load_options(parser)
-    add_dataset_options(parser, input_len=1024, output_len=128, in_process=False)
-    _add_request_options(parser)
-
-
 def _add(
-    benchmarks: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    benchmarks: "argparse._SubParsersAction[CommandParser]",
     name: str,
     text: str,
     description: str,
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     parser = benchmarks.add_parser(
         name,
         help=text,
         description=f"{description} docs/benchmarking.md says how to read the figures.",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
+        usage=f"paged bench {name} [options]{_POSITIONALS.get(name, '')}",
+        examples=EXAMPLES[f"bench {name}"],
     )
-    if name in ("throughput", "latency"):
+    if name in _POSITIONALS and name != "compare":
         parser.add_argument(
             "model",
             nargs="?",
@@ -152,18 +142,6 @@ def _add_lengths(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         metavar="SHARE",
         help="draw both lengths from this share below to this share above them",
-    )
-
-
-def _add_goodput(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument(
-        "--goodput",
-        type=objective,
-        nargs="+",
-        default=[],
-        metavar="KEY:MS",
-        help="count the requests that keep these bounds, too: ttft, tpot and e2el, in milliseconds "
-        "(default: none)",
     )
 
 
@@ -254,80 +232,3 @@ def _add_output(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
         help="show no progress bar",
     )
     return group
-
-
-def _add_server_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("server")
-    group.add_argument(
-        "--base-url",
-        default=DEFAULT_BASE_URL,
-        metavar="URL",
-        help="address without the endpoint; a /v1 at its end is understood",
-    )
-    group.add_argument("--endpoint", choices=ENDPOINTS, default=ENDPOINTS[0], help="API to measure")
-    group.add_argument("--model", metavar="NAME", help="(default: the first that the server names)")
-    group.add_argument(
-        "--api-key",
-        metavar="KEY",
-        help="its key (default: $PAGED_API_KEY or $VLLM_API_KEY, if set)",
-    )
-
-
-def _add_load_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("load")
-    group.add_argument("--num-prompts", type=count, default=1000, metavar="N", help="requests")
-    group.add_argument(
-        "--request-rate",
-        type=rate,
-        default=math.inf,
-        metavar="RPS",
-        help="mean requests per second, in a Poisson process; inf sends all at once",
-    )
-    group.add_argument(
-        "--burstiness",
-        type=rate,
-        default=1.0,
-        metavar="X",
-        help="shape of the gaps: 1 is Poisson, below 1 bursty, inf evenly spaced",
-    )
-    group.add_argument(
-        "--max-concurrency",
-        type=count,
-        metavar="N",
-        help="most requests under way; later ones wait, unmeasured (default: no limit)",
-    )
-    group.add_argument(
-        "--num-warmups", type=size, default=0, metavar="N", help="requests before those that count"
-    )
-    _add_goodput(group)
-
-
-def _add_request_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "requests",
-        "Completions are asked for with random token ids, chats with random words of about a token "
-        "each.",
-    )
-    group.add_argument(
-        "--vocab-size",
-        type=count,
-        default=30_000,
-        metavar="N",
-        help="token ids are drawn below this; no more than the model has",
-    )
-    group.add_argument(
-        "--ignore-eos",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="generate on past the end of a text (vLLM's field; not every server has it)",
-    )
-    group.add_argument("--temperature", type=float, help="(default: the server's)")
-    group.add_argument("--top-p", type=float, help="(default: the server's)")
-    group.add_argument("--top-k", type=int, help="(default: the server's)")
-    group.add_argument(
-        "--extra-body",
-        type=json_object,
-        default={},
-        metavar="JSON",
-        help="further fields of every request (default: none)",
-    )

@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from paged.server.bench_files import result_files
 from paged.server.bench_page import run_page
 from paged.server.bench_report import check_writable, print_report, write_json, write_text
 from paged.server.bench_serving import Measurement, detailed_fields, lines_of, measure, result_of
@@ -17,16 +18,26 @@ def run(args: argparse.Namespace) -> int:
     Raises: UserError if the server cannot be used, no request succeeds or a file cannot be
       written.
     """
-    check_writable(args.json)
-    check_writable(args.html)
+    files = result_files(args)
+    for file in (*files, args.html):
+        check_writable(file)
     measurement = measure(args)
     measurement.check()
-    result = result_of(args, measurement)
-    print_report("Serving Benchmark Result", lines_of(result), measurement.done)
+    result = result_of(args, measurement, percentiles=args.metric_percentiles)
+    print_report(
+        "Serving Benchmark Result",
+        lines_of(result),
+        measurement.done,
+        metrics=args.percentile_metrics,
+        percentiles=args.metric_percentiles,
+    )
     print_failures(measurement)
     if args.save_detailed:
         result |= detailed_fields(measurement.timelines)
-    write_json(args.json, result)
+    for file in files:
+        write_json(file, result)
+        if file != args.json:
+            print(f"Written to {file}.", file=sys.stderr)
     title = f"{args.model} at {args.base_url}"
     write_text(args.html, lambda: run_page(title, lines_of(result), result, measurement.timelines))
     return 0 if measurement.complete else 130

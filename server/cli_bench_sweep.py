@@ -12,8 +12,8 @@ from paged.server.bench_report import check_writable, versions, write_json, writ
 from paged.server.bench_server import started_server
 from paged.server.bench_serving import lines_of, measure, result_of
 from paged.server.bench_sweep import Point, best_goodput, charts, combinations, knees, table
-from paged.server.cli_bench_options import DEFAULT_BASE_URL, add_serve_options
 from paged.server.cli_bench_serve import print_failures
+from paged.server.cli_bench_serve_options import DEFAULT_BASE_URL, add_serve_options
 from paged.server.cli_errors import UserError
 from paged.server.text_table import aligned
 

@@ -3,8 +3,10 @@
 import argparse
 import json
 import math
+import re
 from typing import Any
 
+from paged.server.bench_names import METRICS
 from paged.server.cli_options import size
 
 OBJECTIVES = ("ttft", "tpot", "e2el")
@@ -70,6 +72,32 @@ def metadata(text: str) -> tuple[str, str]:
     if not (key and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is no KEY=VALUE")
     return key, value
+
+
+def header(text: str) -> tuple[str, str]:
+    """Parse NAME=VALUE of an HTTP header."""
+    name, equals, value = text.partition("=")
+    if not (re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is no header; write X-Tenant=blue")
+    return name, value
+
+
+def metrics(text: str) -> list[str]:
+    """Parse latencies, separated by commas, in the order of `METRICS`."""
+    wanted = text.split(",")
+    if unknown := [name for name in wanted if name not in METRICS]:
+        raise argparse.ArgumentTypeError(
+            f"{unknown[0]!r} is no latency; known are {', '.join(METRICS)}"
+        )
+    return [name for name in METRICS if name in wanted]
+
+
+def percentiles(text: str) -> list[float]:
+    """Parse percentiles, separated by commas, such as 50,90,99.9."""
+    values = [_number(part) for part in text.split(",")]
+    if not all(0 <= value <= 100 for value in values):
+        raise argparse.ArgumentTypeError(f"{text!r} has a percentile that is not from 0 to 100")
+    return values
 
 
 def variation(text: str) -> tuple[str, list[str]]:

@@ -187,7 +187,10 @@ def _add_parallel_options(parser: argparse.ArgumentParser, defaults: EngineConfi
 
 
 def _add_memory_options(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:
-    group = parser.add_argument_group("memory")
+    group = parser.add_argument_group(
+        "memory",
+        "The KV cache holds what attention remembers of each token, keys and values, in blocks.",
+    )
     group.add_argument(
         "--gpu-memory-utilization",
         type=float,
@@ -208,7 +211,11 @@ def _add_memory_options(parser: argparse.ArgumentParser, defaults: EngineConfig)
         help="number of KV blocks, instead of a size",
     )
     group.add_argument(
-        "--block-size", type=size, default=defaults.block_size, help="tokens per KV block"
+        "--block-size",
+        type=size,
+        default=defaults.block_size,
+        metavar="TOKENS",
+        help="tokens per KV block, the unit of the cache",
     )
     group.add_argument(
         "--kv-cache-dtype",
@@ -269,7 +276,10 @@ def _add_prefix_cache_options(
 def _add_scheduling_options(
     parser: argparse.ArgumentParser, defaults: EngineConfig, max_num_seqs: int | None
 ) -> None:
-    group = parser.add_argument_group("scheduling")
+    group = parser.add_argument_group(
+        "scheduling",
+        "A step computes tokens of many requests at once; here is which, and how many.",
+    )
     group.add_argument(
         "--max-model-len",
         type=size,

@@ -22,22 +22,6 @@ _SUFFIXES = {
 }
 
 
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults where there are any, and leaves room for long option names."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=100)
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or "(default:" in (action.help or ""):
-            return action.help
-        if isinstance(action, argparse.BooleanOptionalAction):
-            return f"{action.help} (default: {'on' if action.default else 'off'})"
-        if action.nargs == 0:
-            return action.help  # a switch is off unless it is there
-        return super()._get_help_string(action)
-
-
 def dashed(argv: Sequence[str]) -> list[str]:
     """Return the arguments with `--like_this` spelt `--like-this`; values stay as they are."""
     result = []
@@ -197,7 +181,9 @@ def _add_format_options(group: "argparse._ArgumentGroup") -> None:
 def add_client_options(parser: argparse.ArgumentParser) -> None:
     """Add what concerns a running server."""
     group = parser.add_argument_group(
-        "running server", "Use a server instead of loading the model here; engine options are void."
+        "running server",
+        "Use a server instead of loading a model here; the options below `sampling` are the "
+        "server's own then, and do nothing.",
     )
     group.add_argument("--url", help=f"its address, such as http://localhost:{DEFAULT_PORT}/v1")
     group.add_argument(
@@ -217,11 +203,36 @@ def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int | N
         metavar="N",
         help="most tokens to generate" + ("" if max_tokens else " (default: as many as fit)"),
     )
-    group.add_argument("--temperature", type=float, help="0 takes the likeliest token, up to 2")
-    group.add_argument("--top-p", type=float, help="sample from this share of the probability")
-    group.add_argument("--top-k", type=int, help="sample from this many tokens")
-    group.add_argument("--sampling-seed", type=int, help="make the draw repeatable")
-    group.add_argument("--stop", action="append", metavar="TEXT", help="end the text before this")
+    group.add_argument(
+        "--temperature",
+        type=float,
+        metavar="X",
+        help="0 takes the likeliest token; up to 2 (default: the model's)",
+    )
+    group.add_argument(
+        "--top-p",
+        type=float,
+        metavar="SHARE",
+        help="sample from this share of the probability (default: the model's)",
+    )
+    group.add_argument(
+        "--top-k",
+        type=int,
+        metavar="N",
+        help="sample from this many of the likeliest tokens (default: the model's)",
+    )
+    group.add_argument(
+        "--sampling-seed",
+        type=int,
+        metavar="N",
+        help="make the draw repeatable (default: another draw each time)",
+    )
+    group.add_argument(
+        "--stop",
+        action="append",
+        metavar="TEXT",
+        help="end the text before this; repeat for several (default: none)",
+    )
 
 
 def add_batch_options(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from paged.scheduler.config import EngineConfig
-from paged.server.cli_observability_options import observability_settings
+from paged.server.cli_observability_options import metrics_fields, observability_settings
 from paged.server.json_log import JsonFormatter
 from paged.server.settings import CorsSettings, ServerSettings
 from paged.server.tls import TlsFiles
@@ -50,6 +50,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         disable_hybrid_kv_cache_manager=args.disable_hybrid_kv_cache_manager,
         structured_outputs_config=args.structured_outputs_config,
         generation_config=args.generation_config,
+        **metrics_fields(args),
         compilation_cache_dir=_compilation_cache_dir(args),
         native_cache_dir=native_cache_dir(args),
         tensor_parallel_size=args.tensor_parallel_size,

@@ -107,7 +107,9 @@ def _add_cache_options(parser: argparse.ArgumentParser) -> None:
         metavar="N,N,...",
         help="KV blocks, the null block included; several are compared (default: what --gpu holds)",
     )
-    group.add_argument("--block-size", type=size, default=16, help="tokens per KV block")
+    group.add_argument(
+        "--block-size", type=size, default=16, metavar="TOKENS", help="tokens per KV block"
+    )
     group.add_argument(
         "--policy",
         type=names,
@@ -139,9 +141,15 @@ def _add_scheduling_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="further requests kept waiting in a closed loop (default: what the policy looks at)",
     )
-    group.add_argument("--max-num-seqs", type=size, default=256, help="most requests running")
     group.add_argument(
-        "--max-num-batched-tokens", type=size, default=2048, help="most tokens of one step"
+        "--max-num-seqs", type=size, default=256, metavar="N", help="most requests running"
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=size,
+        default=2048,
+        metavar="TOKENS",
+        help="most tokens of one step",
     )
     group.add_argument(
         "--max-model-len",

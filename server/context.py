@@ -12,6 +12,7 @@ from paged._version import __version__
 from paged.server.errors import ApiError
 from paged.server.limits import StreamSlots
 from paged.server.metrics import EngineMetrics
+from paged.server.optional_metrics import ResidencyMetrics, WorkMetrics
 from paged.server.output_formats import reasoning_format, tool_format
 from paged.server.reasoning import ReasoningFormat
 from paged.server.request_watch import RequestWatch
@@ -19,6 +20,7 @@ from paged.server.response_store import ResponseStore
 from paged.server.response_tasks import ResponseTasks
 from paged.server.sampling import sampling_defaults
 from paged.server.settings import ServerSettings
+from paged.server.tier_metrics import TierMetrics
 from paged.server.tool_parsers.formats import ToolFormat
 
 if TYPE_CHECKING:
@@ -124,7 +126,7 @@ def make_context(engine: "AsyncEngine", settings: ServerSettings) -> ServerConte
         chat_template=template,
         tool_format=tool_format(settings, source),
         reasoning_format=reasoning_format(settings, source),
-        metrics=EngineMetrics(names[0], engine.max_model_len, engine.cache_info),
+        metrics=_make_metrics(engine, names[0]),
         fingerprint=f"paged-{__version__}-{digest}",
         responses=ResponseStore(
             max_responses=settings.max_stored_responses, max_bytes=_MAX_STORED_BYTES
@@ -135,6 +137,18 @@ def make_context(engine: "AsyncEngine", settings: ServerSettings) -> ServerConte
         max_tokens_cap=settings.override_generation_config.get("max_new_tokens"),
         streams=StreamSlots(settings.max_concurrent_streams),
     )
+
+
+def _make_metrics(engine: "AsyncEngine", model_name: str) -> EngineMetrics:
+    metrics = EngineMetrics(model_name, engine.max_model_len, engine.cache_info)
+    labels, registry = metrics.labels, metrics.registry
+    if engine.config.kv_cache_metrics:
+        metrics.add(ResidencyMetrics(labels, registry))
+    if engine.config.enable_mfu_metrics:
+        metrics.add(WorkMetrics(labels, registry))
+    if engine.config.kv_offloading_size:
+        TierMetrics(labels, registry, engine.tier_stats)
+    return metrics
 
 
 def make_chat_template(

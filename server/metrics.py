@@ -6,6 +6,7 @@ Source: vLLM `v1/metrics/loggers.py`.
 
 from collections import Counter as Tally
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from prometheus_client import (
     CollectorRegistry,
@@ -43,11 +44,20 @@ _FINISH_REASONS = tuple(reason.value for reason in FinishReason)
 _MEDIA = ("host", "disk")
 
 
+class StepMetrics(Protocol):
+    """Some of the metrics."""
+
+    def observe(self, stats: StepStats) -> None:
+        """Record one engine step."""
+        ...
+
+
 class EngineMetrics:
     """The metrics of one engine, in a registry of their own.
 
     Attributes:
       registry: for what else the page is to show.
+      labels: of every series.
 
     Args:
       model_name: label of every series.
@@ -62,8 +72,8 @@ class EngineMetrics:
         self._model_name = model_name
         # Gauges are set from it when the page is asked for, not with every step.
         self._last = StepStats(num_running=0, num_waiting=0, kv_cache_usage=0.0)
-        labels = {"model_name": model_name, "engine": _ENGINE}
-        self._prompts = PromptTokenMetrics(labels, self.registry)
+        self.labels = {"model_name": model_name, "engine": _ENGINE}
+        self._parts: list[StepMetrics] = [PromptTokenMetrics(self.labels, self.registry)]
         self._define_step_metrics()
         self._define_request_metrics(length_buckets(max_model_len))
         success = Counter(
@@ -99,12 +109,16 @@ class EngineMetrics:
         )
         info.labels(**cache_info, engine=_ENGINE).set(1)
 
+    def add(self, part: StepMetrics) -> None:
+        """Let further metrics, in the same registry, hear of every step."""
+        self._parts.append(part)
+
     def observe(self, stats: StepStats) -> None:
         """Record one engine step."""
         self._last = stats
         self._generation_tokens.inc(stats.num_generation_tokens)
-        if stats.num_tokens:
-            self._step_tokens.observe(stats.num_tokens)
+        for num_tokens in stats.step_tokens:
+            self._step_tokens.observe(num_tokens)
         self._itl.observe_all(stats.itl_seconds)
         # Each of the others takes a lock: most steps admit, preempt and finish nobody.
         if stats.prefix_queries:
@@ -112,7 +126,8 @@ class EngineMetrics:
         if stats.num_preempted or stats.num_discarded_tokens:
             self._discarded_tokens.inc(stats.num_discarded_tokens)
             self._preemptions.inc(stats.num_preempted)
-        self._prompts.observe(stats)
+        for part in self._parts:
+            part.observe(stats)
         for seconds in stats.ttft_seconds:
             self._ttft.observe(seconds)
         for finished in stats.finished:

@@ -38,6 +38,7 @@ REACHES_DOWN = {
     "capacity",  # asks KVCacheSpec for bytes
     "exporting",  # traces the model for an absent GPU
     "engine",  # holds the tokenizer and the runner
+    "host_rates",  # times the products of this CPU
     "fit",  # asks for bytes of weights and of blocks
     "llm",  # exposes the tokenizer
     "loading",  # opens the checkpoint and builds everything
@@ -50,12 +51,13 @@ REACHES_DOWN = {
     "placement",  # places parameters and cache on devices
     "output_processor",  # hands the tokenizer to what decodes
     "speed",  # asks ModelConfig for the roofline
+    "step_work",  # asks ModelConfig and its weights for sizes
     "runner",  # calls the compiled steps
     "step_programs",  # compiles them
     "workload",  # asks for the windows of layers
     "transfer",  # copies blocks of the cache
 }
-USES_JAX = {"exporting", "loading", "placement", "runner", "transfer"}
+USES_JAX = {"exporting", "host_rates", "loading", "placement", "runner", "transfer"}
 JAX = {"jax", "jaxlib", "flax", "jaxtyping", "optax", "orbax"}
 
 # Libraries that belong to the top floor alone.

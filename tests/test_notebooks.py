@@ -255,10 +255,11 @@ def test_plan_of_this_machine_is_its_bandwidth_and_the_engine_is_in_its_range():
     alone = (2 * 134_515_008 + 141 * 23_040) / (found["gb_per_second"] * 1e9)
     assert found["planned_steps"][0] >= 0.999 * alone
     assert found["kv_blocks_match"]
-    # Other work on the machine makes the engine slower, not a hundred times.
+    # Other work on the machine makes the engine slower, not a hundred times; and the measurement,
+    # too, but for that a plan is a bound.
     for kind in ("steps", "prefills"):
         for planned, seen in zip(found[f"planned_{kind}"], found[f"seen_{kind}"], strict=True):
-            assert planned / 20 < seen < 100 * planned
+            assert planned / 2 < seen < 100 * planned
         assert found[f"planned_{kind}"] == sorted(found[f"planned_{kind}"])
 
 

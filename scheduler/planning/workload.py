@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from paged.models.config import ModelConfig
 from paged.scheduler.simulator.step_cost import StepLoad
+from paged.scheduler.step_work import attended_pairs, read_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +71,11 @@ def prefill_loads(
 
 
 def _chunk_load(model: ModelConfig, start: int, count: int, *, is_last: bool) -> StepLoad:
-    def pairs(window: int | None) -> int:
-        """Token i, from 0, attends to i + 1 tokens, itself included, at most to the window."""
-        end = start + count
-        full_end = end if window is None else max(start, min(end, window))
-        full = (full_end * (full_end + 1) - start * (start + 1)) // 2
-        return full + (end - full_end) * (window or 0)
-
-    def read(window: int | None) -> int:
-        return start + count if window is None else min(start + count, window - 1 + count)
-
     return StepLoad(
-        count, int(is_last), _mean_over_layers(model, pairs), _mean_over_layers(model, read)
+        count,
+        int(is_last),
+        _mean_over_layers(model, lambda window: attended_pairs(start, count, window)),
+        _mean_over_layers(model, lambda window: read_tokens(start, count, window)),
     )
 
 

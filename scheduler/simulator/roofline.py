@@ -10,6 +10,7 @@ from paged.models.weight_bytes import WeightBytes
 from paged.scheduler.capacity import MemoryBudget, available_kv_bytes
 from paged.scheduler.simulator.gpus import GPU
 from paged.scheduler.simulator.step_cost import StepLoad
+from paged.scheduler.step_work import read_weights, step_flops
 
 # Storage types by the names of the command line: bytes per element and NumPy name.
 _BYTES = {"bfloat16": 2, "fp8": 1}
@@ -131,12 +132,8 @@ class Roofline:
     def step_work(self, load: StepLoad) -> "StepWork":
         """Return what a step computes and moves; bytes are those of one GPU."""
         size, model, parallel = self._size, self.model, self.tensor_parallel_size
-        flops = 2 * load.num_tokens * size.layer_matmul + 2 * load.num_samples * size.head
-        flops += 4 * model.num_layers * model.num_q_heads * model.head_dim * load.attended_pairs
-        weights = self._weights.layers + (self._weights.head if load.num_samples else 0)
-        if model.experts is not None:
-            share = model.experts.num_experts_per_token / model.experts.num_experts
-            weights += round(self._weights.experts * (1 - (1 - share) ** load.num_tokens))
+        flops = step_flops(model, size, load)
+        weights = read_weights(model, self._weights, load)
         # `_kv_token_bytes` is one GPU's share already.
         kv_bytes = (load.context_tokens + load.num_tokens) * self._kv_token_bytes
         reduced = 2 * model.num_layers * load.num_tokens * model.hidden_size * _ACTIVATION_BYTES

@@ -1,6 +1,7 @@
 """`DiskTier`: one file a block in a folder that later processes find again."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import logging
@@ -10,11 +11,13 @@ import tempfile
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from paged.scheduler.tiers import block_file
 from paged.scheduler.tiers.block_file import CorruptBlockError, file_bytes
+from paged.scheduler.tiers.figures import MediumStats, Transfers
 from paged.scheduler.tiers.host import Block
 from paged.scheduler.tiers.index import Entry, LruIndex
 
@@ -98,7 +101,8 @@ class DiskTier:
         self.capacity_bytes = capacity_bytes
         self.block_bytes = block_bytes
         self.num_stores = 0
-        self.num_failures = 0
+        self._failures: Counter[str] = Counter()
+        self._reads, self._writes = Transfers(), Transfers()
         self._folder = folder
         self._root = folder / namespace
         self._clock = clock
@@ -114,6 +118,11 @@ class DiskTier:
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._index
+
+    @property
+    def num_failures(self) -> int:
+        """File operations that went wrong."""
+        return self._failures.total()
 
     @property
     def num_bytes(self) -> int:
@@ -163,6 +172,7 @@ class DiskTier:
         if not self._make_room(size):
             return False
         path = self.path(key)
+        started = self._clock()
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             block_file.write_block(path, path + self._temporary, key, block)
@@ -172,6 +182,7 @@ class DiskTier:
         with self._lock:
             self._index.add(Entry(key, size))
             self.num_stores += 1
+            self._writes.add(1, self.block_bytes, self._clock() - started)
         return True
 
     def load(self, entry: Entry, out: Block) -> bool:
@@ -180,6 +191,7 @@ class DiskTier:
         Returns: whether these are its bytes; if not, the block is forgotten and its file removed.
         """
         path = self.path(entry.key)
+        started = self._clock()
         try:
             block_file.read_block(path, entry.key, out)
         except (OSError, CorruptBlockError) as error:
@@ -190,9 +202,22 @@ class DiskTier:
                 self._index.remove(entry)
             self._fail("read", path, error)
             return False
+        with self._lock:
+            self._reads.add(1, self.block_bytes, self._clock() - started)
         with contextlib.suppress(OSError):  # a shared folder may be read-only
             os.utime(path)  # the order of use, for the next start
         return True
+
+    def add_figures(self, stats: MediumStats) -> MediumStats:
+        """Return `stats` with what only this tier knows."""
+        with self._lock:
+            return dataclasses.replace(
+                stats,
+                reads=self._reads.copy(),
+                writes=self._writes.copy(),
+                num_failed_reads=self._failures["read"],
+                num_failed_writes=self._failures["write"],
+            )
 
     def scan(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Find the blocks that earlier processes left, in the order of their last use.
@@ -286,7 +311,7 @@ class DiskTier:
 
     def _fail(self, action: str, path: str, error: OSError | CorruptBlockError) -> None:
         """Count a failure, and say so unless the same has been said a moment ago."""
-        self.num_failures += 1
+        self._failures[action] += 1
         kind = f"{action} {type(error).__name__} {getattr(error, 'errno', '')}"
         now = self._clock()
         if now - self._warned.get(kind, -_WARNING_SECONDS) >= _WARNING_SECONDS:

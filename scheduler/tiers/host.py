@@ -1,11 +1,13 @@
 """`HostTier`: a fixed arena of host memory, one slot a block."""
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.scheduler.tiers.figures import MediumStats
 from paged.scheduler.tiers.index import WRITING, Entry, LruIndex
 
 type Block = NDArray[np.uint8]
@@ -52,6 +54,8 @@ class HostTier:
         self.spill = spill
         self.num_stores = 0
         self.num_failures = 0  # memory does not fail; the same figures as of other tiers
+        self._num_reading = 0
+        self._num_writing = 0
         self._lock = threading.Lock()
         self._index = LruIndex()
         self._free = list(range(num_slots - 1, -1, -1))
@@ -83,7 +87,7 @@ class HostTier:
             entry = self._index.get(key)
             if entry is None or entry.ref_count == WRITING:
                 return None
-            entry.ref_count += 1
+            self._hold(entry)
             return entry
 
     def read(self, entry: Entry) -> Block:
@@ -116,18 +120,20 @@ class HostTier:
                 self._free.append(slot)
                 return True
             self._index.add(entry)
+            self._num_writing += 1
         complete = False
         try:
             fill(self._arena[slot])
             complete = True
         finally:
             with self._lock:
-                entry.ref_count = 1
+                self._num_writing -= 1
+                entry.ref_count = 0
                 if complete:
                     self.num_stores += 1
                 else:
                     self._index.remove(entry)
-                self._release(entry)
+                self._free_if_lost(entry)
         return True
 
     def clear(self) -> None:
@@ -137,10 +143,27 @@ class HostTier:
             self._index.clear()
             self._free += [entry.slot for entry in entries if entry.ref_count == 0]
 
+    def add_figures(self, stats: MediumStats) -> MediumStats:
+        """Return `stats` with what only this tier knows."""
+        return dataclasses.replace(
+            stats, num_reading=self._num_reading, num_writing=self._num_writing
+        )
+
+    def _hold(self, entry: Entry) -> None:
+        """Add a reference to a complete block."""
+        entry.ref_count += 1
+        self._num_reading += entry.ref_count == 1
+
     def _release(self, entry: Entry) -> None:
-        """Drop a reference; the slot of a block that is no longer in the index becomes free."""
+        """Drop a reference."""
         entry.ref_count -= 1
-        if entry.ref_count == 0 and self._index.get(entry.key) is not entry:
+        if entry.ref_count == 0:
+            self._num_reading -= 1
+            self._free_if_lost(entry)
+
+    def _free_if_lost(self, entry: Entry) -> None:
+        """Free the slot of a block that nobody uses and that is no longer in the index."""
+        if self._index.get(entry.key) is not entry:
             self._free.append(entry.slot)
 
     def _take_slot(self) -> int | None:
@@ -152,7 +175,7 @@ class HostTier:
                 if victim is None:
                     return None
                 # Found here until it is found below: no look-up may miss a block on its way down.
-                victim.ref_count = 1
+                self._hold(victim)
             try:
                 if self.spill is not None:
                     self.spill(victim.key, self._arena[victim.slot])

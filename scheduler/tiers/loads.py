@@ -2,11 +2,13 @@
 
 import logging
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paged.scheduler.tiers.device import DeviceSide
+from paged.scheduler.tiers.figures import Transfers
 from paged.scheduler.tiers.saves import SaveQueue
 from paged.scheduler.tiers.stack import Medium, Pin, TierStack
 
@@ -55,6 +57,12 @@ class LoadQueue:
       device: stages blocks.
       changed: lock of the tables, notified of every change; shared with `saves`.
       max_blocks: most blocks staged and not taken.
+      clock: monotonic seconds.
+
+    Attributes:
+      transfers: from the host to the device.
+      num_hits: blocks that were brought up, by medium.
+      num_failures, num_cancelled: see `TierStats`.
     """
 
     def __init__(
@@ -64,12 +72,15 @@ class LoadQueue:
         device: DeviceSide,
         changed: threading.Condition,
         max_blocks: int,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._stack = stack
         self._saves = saves
         self._device = device
         self._changed = changed
         self._max_blocks = max_blocks
+        self._clock = clock
+        self.transfers = Transfers()
         self._loads: dict[str, _Load] = {}  # not taken and not cancelled
         self._queue: deque[_Load] = deque()
         self._finished: dict[str, LoadResult] = {}
@@ -83,6 +94,12 @@ class LoadQueue:
 
     def __len__(self) -> int:
         return len(self._loads)
+
+    @property
+    def stages(self) -> tuple[int, int, int]:
+        """Loads that wait to start, are under way, and are done but not taken."""
+        queued, finished = len(self._queue), len(self._finished)
+        return queued, len(self._loads) - queued - finished, finished
 
     def start(self, request_id: str, keys: Sequence[bytes], block_ids: Sequence[int]) -> None:
         """Begin to bring the blocks of `keys` up, for these blocks of the cache.
@@ -223,6 +240,7 @@ class LoadQueue:
                 return None
             load.holds_room = True
             self._num_staged += len(load.keys)
+        started = self._clock()
         blocks = self._device.allocate(len(load.keys))
         for index, key in enumerate(load.keys):
             pin = load.pins[index] or self._pin_when_stored(load, key)
@@ -236,6 +254,9 @@ class LoadQueue:
         if load.is_over or not load.media:
             return None
         payload = self._device.stage(blocks, load.block_ids[: len(load.media)])
+        with self._changed:
+            seconds = self._clock() - started
+            self.transfers.add(len(load.media), self._stack.block_bytes, seconds)
         if self._stack.host is not None:
             came_from_disk = [
                 (key, index)

@@ -1,11 +1,13 @@
 """`TierManager`: the one class that the scheduler sees of the tiers below the device."""
 
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from paged.scheduler.tiers.device import DeviceSide
 from paged.scheduler.tiers.disk import DiskTier
+from paged.scheduler.tiers.figures import Delays, MediumStats, TierStats
 from paged.scheduler.tiers.host import HostTier
 from paged.scheduler.tiers.loads import LoadQueue, LoadResult
 from paged.scheduler.tiers.saves import SaveQueue
@@ -16,48 +18,6 @@ MAX_INFLIGHT_BYTES = 256 * 2**20
 
 # A disk that hangs (a network folder) must not keep the process from ending.
 _CLOSE_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class MediumStats:
-    """Figures of one tier.
-
-    Attributes:
-      num_blocks, num_bytes, capacity_bytes: what it holds, and may hold.
-      num_hits: blocks that loads have brought up from it.
-      num_stores: blocks written to it.
-      num_failures: file operations that went wrong.
-    """
-
-    num_blocks: int
-    num_bytes: int
-    capacity_bytes: int
-    num_hits: int
-    num_stores: int
-    num_failures: int
-
-
-@dataclass(frozen=True, slots=True)
-class TierStats:
-    """Figures of all tiers; counters never go down.
-
-    Attributes:
-      media: by medium, for those there are.
-      num_saving: evicted blocks on their way down.
-      num_loading: loads not taken yet.
-      num_saves_dropped: evicted blocks not saved because too many were on their way.
-      num_saves_failed: evicted blocks not saved for another reason.
-      num_load_blocks_failed: blocks that a load was to bring up and could not.
-      num_loads_cancelled: loads.
-    """
-
-    media: Mapping[Medium, MediumStats]
-    num_saving: int
-    num_loading: int
-    num_saves_dropped: int
-    num_saves_failed: int
-    num_load_blocks_failed: int
-    num_loads_cancelled: int
 
 
 class TierManager:
@@ -77,6 +37,7 @@ class TierManager:
       host, disk: the tiers, at least one; owned from now on.
       max_inflight_bytes: most bytes on their way in either direction. They lie in device memory,
         beside the cache; what is evicted beyond that is dropped, and `lookup` offers no more.
+      clock: monotonic seconds.
 
     Raises: ValueError if there is no tier, or the sizes of blocks differ.
     """
@@ -88,6 +49,7 @@ class TierManager:
         host: HostTier | None = None,
         disk: DiskTier | None = None,
         max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._stack = TierStack(host, disk)
         if device.block_bytes != self._stack.block_bytes:
@@ -96,9 +58,13 @@ class TierManager:
                 f"{device.block_bytes}; make them for the same cache."
             )
         self._max_blocks = max(1, max_inflight_bytes // device.block_bytes)
-        changed = threading.Condition()
-        self._saves = SaveQueue(self._stack, device.fetch, changed, self._max_blocks)
-        self._loads = LoadQueue(self._stack, self._saves, device, changed, self._max_blocks)
+        self._clock = clock
+        self._lookups = Delays()
+        self._queries: Counter[Medium] = Counter()
+        self._found: Counter[Medium] = Counter()
+        changed = self._changed = threading.Condition()
+        self._saves = SaveQueue(self._stack, device.fetch, changed, self._max_blocks, clock)
+        self._loads = LoadQueue(self._stack, self._saves, device, changed, self._max_blocks, clock)
         self._closed = False
         device.connect(self._saves.submit)
 
@@ -118,17 +84,29 @@ class TierManager:
 
         Longer runs than one load may stage are cut; ask again for what follows when it is there.
         """
-        media: list[Medium] = []
         if self._closed:
-            return media
+            return []
+        started = self._clock()
+        media: list[Medium] = []
         for key in keys[: self._max_blocks]:
             medium = self._stack.medium_of(key)
             if medium is None:
                 if key not in self._saves:
                     break
-                medium = "host" if self._stack.host is not None else "disk"
+                medium = self._stack.top
             media.append(medium)
+        self._count_lookup(media, is_miss=len(media) < min(len(keys), self._max_blocks))
+        self._lookups.add(self._clock() - started)
         return media
+
+    def _count_lookup(self, media: Sequence[Medium], *, is_miss: bool) -> None:
+        """Count which tiers were asked: each below the first for what those above do not have."""
+        found = Counter(media)
+        self._found.update(found)
+        if self._stack.host is not None:
+            self._queries["host"] += len(media) + is_miss
+        if self._stack.disk is not None:
+            self._queries["disk"] += found["disk"] + is_miss
 
     def num_available(self, keys: Sequence[bytes]) -> int:
         """Return how many leading blocks `lookup` finds."""
@@ -184,28 +162,37 @@ class TierManager:
         self._saves.clear(namespace)
 
     def stats(self) -> TierStats:
-        """Return the figures as they are now."""
-        media: dict[Medium, MediumStats] = {}
-        for tier in (self._stack.host, self._stack.disk):
-            if tier is not None:
-                medium: Medium = "host" if isinstance(tier, HostTier) else "disk"
-                media[medium] = MediumStats(
-                    num_blocks=len(tier),
-                    num_bytes=tier.num_bytes,
-                    capacity_bytes=tier.capacity_bytes,
-                    num_hits=self._loads.num_hits[medium],
-                    num_stores=tier.num_stores,
-                    num_failures=tier.num_failures,
-                )
-        return TierStats(
-            media=media,
-            num_saving=len(self._saves),
-            num_loading=len(self._loads),
-            num_saves_dropped=self._saves.num_dropped,
-            num_saves_failed=self._saves.num_failures,
-            num_load_blocks_failed=self._loads.num_failures,
-            num_loads_cancelled=self._loads.num_cancelled,
+        """Return the figures as they are now; any thread may ask."""
+        with self._changed:
+            return TierStats(
+                block_bytes=self._stack.block_bytes,
+                media={medium: self._medium_stats(medium) for medium in self._stack.media},
+                num_saving=len(self._saves),
+                num_loading=len(self._loads),
+                num_saves_dropped=self._saves.num_dropped,
+                num_saves_failed=self._saves.num_failures,
+                num_load_blocks_failed=self._loads.num_failures,
+                num_loads_cancelled=self._loads.num_cancelled,
+                load_stages=self._loads.stages,
+                loads=self._loads.transfers.copy(),
+                saves=self._saves.transfers.copy(),
+                lookups=self._lookups.copy(),
+            )
+
+    def _medium_stats(self, medium: Medium) -> MediumStats:
+        tier = self._stack.host if medium == "host" else self._stack.disk
+        assert tier is not None
+        stats = MediumStats(
+            num_blocks=len(tier),
+            num_bytes=tier.num_bytes,
+            capacity_bytes=tier.capacity_bytes,
+            num_hits=self._loads.num_hits[medium],
+            num_stores=tier.num_stores,
+            num_failures=tier.num_failures,
+            num_queries=self._queries[medium],
+            num_found=self._found[medium],
         )
+        return tier.add_figures(stats)
 
     def close(self) -> None:
         """End both threads and forget what is on its way; a second call does nothing."""

@@ -3,9 +3,11 @@
 import functools
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from paged.scheduler.tiers.figures import Transfers
 from paged.scheduler.tiers.host_blocks import HostBlocks
 from paged.scheduler.tiers.stack import TierStack
 
@@ -23,6 +25,11 @@ class SaveQueue:
       fetch: waits for gathered blocks and brings them to the host.
       changed: lock of the tables, notified of every change; shared with the load queue.
       max_blocks: most blocks on their way.
+      clock: monotonic seconds.
+
+    Attributes:
+      transfers: from the device to the host.
+      num_dropped, num_failures: blocks that were not saved, see `TierStats`.
     """
 
     def __init__(
@@ -31,11 +38,14 @@ class SaveQueue:
         fetch: Callable[[object], HostBlocks],
         changed: threading.Condition,
         max_blocks: int,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._stack = stack
         self._fetch = fetch
         self._changed = changed
         self._max_blocks = max_blocks
+        self._clock = clock
+        self.transfers = Transfers()
         self._recorded: dict[bytes, int] = {}  # evicted in this step: key -> block
         self._pending: set[bytes] = set()  # recorded, being gathered or being stored
         self._jobs: deque[Callable[[], None]] = deque()
@@ -93,7 +103,7 @@ class SaveQueue:
                 self._settle(keys)
             else:
                 rows = [(key, row) for row, key in enumerate(keys) if key in self._pending]
-                self._add_store(rows, functools.partial(self._fetch, gathered))
+                self._add_store(rows, functools.partial(self._take, gathered, len(keys)))
 
     def promote(self, rows: Sequence[tuple[bytes, int]], blocks: HostBlocks) -> None:
         """Store blocks that came from the disk in host memory too, as far as there is room.
@@ -136,6 +146,15 @@ class SaveQueue:
             self._jobs.clear()
             self._settle(list(self._pending))
         self._thread.join(timeout)
+
+    def _take(self, gathered: object, num_blocks: int) -> HostBlocks:
+        """Wait for what the device has gathered, and count it."""
+        started = self._clock()
+        blocks = self._fetch(gathered)
+        with self._changed:
+            seconds = self._clock() - started
+            self.transfers.add(num_blocks, self._stack.block_bytes, seconds)
+        return blocks
 
     def _settle(self, keys: Sequence[bytes]) -> None:
         self._pending.difference_update(keys)

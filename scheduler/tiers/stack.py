@@ -50,6 +50,17 @@ class TierStack:
         if host is not None and disk is not None:
             host.spill = disk.store
 
+    @property
+    def media(self) -> list[Medium]:
+        """The tiers there are, fastest first."""
+        tiers: list[tuple[Medium, object]] = [("host", self.host), ("disk", self.disk)]
+        return [medium for medium, tier in tiers if tier is not None]
+
+    @property
+    def top(self) -> Medium:
+        """The fastest tier, where blocks from the device go."""
+        return self.media[0]
+
     def medium_of(self, key: bytes) -> Medium | None:
         """Return the fastest tier that has the block, None if none has."""
         if self.host is not None and key in self.host:

@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from paged.server.bench_timeline import METRICS
+from paged.server.bench_names import METRICS
 from paged.server.cli import main
 
 

@@ -100,7 +100,7 @@ def test_samples_of_one_request_end_together_and_share_the_prompt_blocks():
     engine.add_request("r", list(range(64, 80)), SamplingParams(n=3, max_tokens=8))
     outputs, stats = engine.step()
     # 16 prompt tokens in blocks of 4: the first sample computes all, the others but the last block.
-    assert stats.num_tokens == 16 + 4 + 4
+    assert stats.step_tokens == (16 + 4 + 4,)
     rest = finish(engine)["r"]
     assert [o.finished for o in rest].count(True) == 1
     assert {o.outputs[0].index for o in outputs + rest} == {0, 1, 2}

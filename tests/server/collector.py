@@ -1,5 +1,6 @@
-"""An OTLP collector in this process: takes spans over HTTP and keeps them."""
+"""OTLP collectors in this process: they take spans, over HTTP or gRPC, and keep them."""
 
+import concurrent.futures
 import contextlib
 import gzip
 import threading
@@ -7,7 +8,15 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+import grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
 
 
 class Collector:
@@ -19,13 +28,12 @@ class Collector:
       resource: attributes of whoever sent them.
     """
 
-    def __init__(self, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}/v1/traces"
+    def __init__(self, url: str) -> None:
+        self.url = url
         self.spans: list[Any] = []
         self.resource: dict[str, Any] = {}
 
-    def take(self, body: bytes) -> None:
-        request = ExportTraceServiceRequest.FromString(body)
+    def take(self, request: ExportTraceServiceRequest) -> None:
         for resource_spans in request.resource_spans:
             self.resource = _values(resource_spans.resource.attributes)
             for scope_spans in resource_spans.scope_spans:
@@ -49,7 +57,7 @@ def collector() -> Iterator[Collector]:
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
             assert self.path == "/v1/traces"
-            kept.take(body)
+            kept.take(ExportTraceServiceRequest.FromString(body))
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -58,7 +66,7 @@ def collector() -> Iterator[Collector]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        kept = Collector(server.server_port)
+        kept = Collector(f"http://127.0.0.1:{server.server_port}/v1/traces")
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -66,6 +74,25 @@ def collector() -> Iterator[Collector]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextlib.contextmanager
+def grpc_collector() -> Iterator[Collector]:
+    """Yield a collector that speaks gRPC on a free port."""
+
+    class Service(TraceServiceServicer):
+        def Export(self, request: ExportTraceServiceRequest, _context: Any) -> Any:
+            kept.take(request)
+            return ExportTraceServiceResponse()
+
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(1))
+    add_TraceServiceServicer_to_server(Service(), server)
+    kept = Collector(f"grpc://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    server.start()
+    try:
+        yield kept
+    finally:
+        server.stop(None).wait()
 
 
 def attributes(span: Any) -> dict[str, Any]:

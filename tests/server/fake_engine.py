@@ -30,6 +30,7 @@ from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import CacheMode
 from paged.scheduler.snapshot import EngineSnapshot
 from paged.scheduler.text_decoder import TextDecoder
+from paged.scheduler.tiers.figures import TierStats
 
 TOKENIZER_DIR = pathlib.Path(__file__).parents[1] / "data" / "golden" / "tiny" / "tokenizer"
 EOS = 2
@@ -82,6 +83,7 @@ class FakeEngine:
       health: raised by `check_health`.
       state, num_snapshots: what `snapshot` returns, and how often it was asked for.
       seen, aborted, drained, resets: what the server did; of a reset whether it was to preempt.
+      tiers: figures of the memory below the device.
       profiles: what was asked of the profiler: (folder, steps) or "stopped".
       measures_work: whether that was asked for.
     """
@@ -101,6 +103,7 @@ class FakeEngine:
 
     state: EngineSnapshot = EMPTY
     num_snapshots: int = 0
+    tiers: TierStats | None = None
 
     model_name = "tiny"
     startup_phases = ()
@@ -134,6 +137,9 @@ class FakeEngine:
 
     def add_stats_listener(self, callback: Callable[[StepStats], None]) -> None:
         self._listeners.append(callback)
+
+    def tier_stats(self) -> TierStats | None:
+        return self.tiers
 
     def emit(self, stats: StepStats) -> None:
         """Tell the listeners about a step."""

@@ -5,6 +5,7 @@ import collections
 import json
 import re
 import signal
+import ssl
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from paged.server.bench_load import arrival_times
+from paged.server.bench_arrivals import arrival_times, ramp_rates
+from paged.server.bench_names import METRICS
 from paged.server.bench_serving import Measurement
-from paged.server.bench_timeline import METRICS, Timeline
+from paged.server.bench_timeline import Timeline
 from paged.server.cli import main
+from paged.server.tls import make_ssl_context
 from tests.server.process import ROOT, ServerProcess, fake_server
 
 SMALL = ["--vocab-size=250", "--random-input-len=10", "--random-output-len=8", "--disable-tqdm"]
@@ -78,18 +81,32 @@ def test_no_more_requests_are_under_way_than_allowed(server, tmp_path):
     assert json.loads(file.read_text())["max_concurrent_requests"] == 2
 
 
-def scripted(answer, *options: str, models=("m",)) -> tuple[int, list[dict]]:
-    """Run the command against `answer(body) -> Response`; return its status and what it sent."""
+def scripted(
+    answer,
+    *options: str,
+    models=("m",),
+    headers: list | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+) -> tuple[int, list[dict]]:
+    """Run the command against `answer(body) -> Response`; return its status and what it sent.
+
+    `models` is a response, a function that returns one, or the names; `headers` takes those of
+    the requests.
+    """
     seen = []
 
     async def handler(request: web.Request) -> web.Response:
         body = await request.json()
         seen.append(body | {"key": request.headers.get("Authorization")})
+        if headers is not None:
+            headers.append(request.headers)
         return answer(len(seen))
 
     async def list_models(_request: web.Request) -> web.Response:
         if isinstance(models, web.Response):
             return models
+        if callable(models):
+            return models()
         return web.json_response({"data": [{"id": name} for name in models]})
 
     async def measure() -> int:
@@ -99,8 +116,9 @@ def scripted(answer, *options: str, models=("m",)) -> tuple[int, list[dict]]:
         app.router.add_get("/v1/models", list_models)
         runner = web.AppRunner(app)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=ssl_context).start()
+        scheme = "https" if ssl_context else "http"
+        url = f"{scheme}://127.0.0.1:{runner.addresses[0][1]}"
         status = await asyncio.to_thread(bench, url, *options)
         await runner.cleanup()
         return status
@@ -448,3 +466,147 @@ class PageParser(HTMLParser):
 
     def handle_data(self, data):
         self.texts.append(data)
+
+
+def test_headers_and_request_ids_reach_the_server(tmp_path):
+    file, headers = tmp_path / "result.json", []
+    status, _ = scripted(
+        lambda _: stream(text("a")),
+        "--header", "X-Tenant=blue", "X-Note=a=b", "--header", "Authorization=Token t",
+        "--request-id-prefix=run7-", "--num-warmups=1", "--num-prompts=3", "--max-concurrency=1",
+        "--save-detailed", f"--json={file}", headers=headers,
+    )  # fmt: skip
+    assert status == 0
+    names = ("X-Tenant", "X-Note", "Authorization", "X-Request-Id")
+    got = [tuple(map(each.get, names)) for each in headers]
+    common = ("blue", "a=b", "Token t")
+    assert got == [(*common, None), *((*common, f"run7-{i}") for i in range(3))]
+    assert json.loads(file.read_text())["request_ids"] == ["run7-0", "run7-1", "run7-2"]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--header=X-Tenant", "'X-Tenant' is no header; write X-Tenant=blue"),
+        ("--header=a b=c", "'a b=c' is no header"),
+        ("--percentile-metrics=ttft,rtt", "'rtt' is no latency; known are ttft, tpot, itl, e2el"),
+        ("--metric-percentiles=50,101", "'50,101' has a percentile that is not from 0 to 100"),
+        ("--metric-percentiles=50,", "'' is no number"),
+    ],
+)
+def test_values_that_are_none_are_refused(capsys, option, message):
+    with pytest.raises(SystemExit):
+        main(["bench", "serve", option])
+    assert message in capsys.readouterr().err
+
+
+def test_printed_latencies_are_those_that_were_asked_for(tmp_path, capsys):
+    file = tmp_path / "result.json"
+    options = ["--percentile-metrics=e2el,ttft", "--metric-percentiles=25,99.9"]
+    status, _ = scripted(
+        lambda _: stream(text("a"), text("b")), "--num-prompts=2", *options, f"--json={file}"
+    )
+    assert status == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^milliseconds +mean +p25 +p99\.9$", out, re.MULTILINE)
+    assert re.findall(r"^(TTFT|TPOT|ITL|E2EL) ", out, re.MULTILINE) == ["TTFT", "E2EL"]
+    result = json.loads(file.read_text())
+    assert result["p25_itl_ms"] <= result["p50_itl_ms"] <= result["p99.9_itl_ms"]
+
+
+def test_result_finds_a_name_itself(tmp_path, capsys):
+    folder, file = tmp_path / "new" / "results", tmp_path / "also.json"
+    options = ["--num-prompts=1", "--save-result", f"--result-dir={folder}"]
+    answer = lambda _: stream(text("a"))  # noqa: E731
+    assert scripted(answer, *options, "--max-concurrency=2", f"--json={file}")[0] == 0
+    (named,) = folder.iterdir()
+    assert re.fullmatch(r"paged-infqps-concurrency2-\d{8}-\d{6}\.json", named.name)
+    assert named.read_text() == file.read_text()
+    assert f"Written to {named}." in capsys.readouterr().err
+    assert scripted(answer, *options, "--result-filename=mine.json")[0] == 0
+    assert json.loads((folder / "mine.json").read_text())["completed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--result-dir=x"], "--result-dir needs --save-result."),
+        (["--result-filename=x"], "--result-filename needs --save-result."),
+        (["--save-result", "--result-dir=/dev/null/x"], "cannot make --result-dir /dev/null/x: "),
+    ],
+)
+def test_places_of_results_that_contradict_each_other_are_one_line(capsys, options, message):
+    assert message in failing(capsys, "--base-url", "http://127.0.0.1:1", *options)
+
+
+def test_rates_rise_by_equal_steps_or_equal_factors():
+    assert ramp_rates("linear", 5, 1.0, 9.0).tolist() == [1, 3, 5, 7, 9]
+    assert ramp_rates("exponential", 5, 1.0, 16.0).tolist() == pytest.approx([1, 2, 4, 8, 16])
+    assert ramp_rates("linear", 1, 2.0, 9.0).tolist() == [2]
+
+
+def test_requests_of_a_ramp_come_closer_and_closer(tmp_path):
+    # Even gaps of 1/20, 1/40, 1/60, 1/80 and 1/100 second.
+    file = tmp_path / "result.json"
+    ramp = ["--ramp-up-strategy=linear", "--ramp-up-start-rps=20", "--ramp-up-end-rps=100"]
+    options = ["--num-prompts=5", "--burstiness=inf", "--save-detailed", f"--json={file}"]
+    assert scripted(lambda _: stream(text("a")), *ramp, *options)[0] == 0
+    result = json.loads(file.read_text())
+    assert result["ramp_up_strategy"] == "linear"
+    gaps = np.diff(sorted(result["start_times"]))
+    # Sleeping may last longer than it was to, by as much as a busy machine likes.
+    assert sum(gaps) > 1 / 40 + 1 / 60 + 1 / 80 + 1 / 100 - 0.02
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--ramp-up-strategy=linear"], "needs --ramp-up-start-rps and --ramp-up-end-rps."),
+        (["--ramp-up-start-rps=1"], "need --ramp-up-strategy."),
+        (
+            ["--ramp-up-strategy=linear", "--ramp-up-start-rps=2", "--ramp-up-end-rps=2"],
+            "--ramp-up-end-rps 2 must be finite and above --ramp-up-start-rps 2.",
+        ),
+        (
+            ["--ramp-up-strategy=exponential", "--ramp-up-start-rps=1", "--ramp-up-end-rps=2",
+             "--request-rate=3"],
+            "--ramp-up-strategy sets the rate; leave --request-rate out.",
+        ),
+    ],
+)  # fmt: skip
+def test_ramps_that_contradict_themselves_are_one_line(capsys, options, message):
+    status, seen = scripted(lambda _: stream(text("a")), *options)
+    assert (status, seen) == (1, [])
+    assert message in capsys.readouterr().err
+
+
+def test_server_that_is_not_ready_is_waited_for(capsys):
+    asked = []
+
+    def models() -> web.Response:
+        asked.append(1)
+        if len(asked) == 1:
+            return web.Response(status=503)
+        return web.json_response({"data": [{"id": "m"}]})
+
+    options = ["--num-prompts=1"]
+    answer = lambda _: stream(text("a"))  # noqa: E731
+    assert scripted(answer, *options, "--ready-check-timeout-sec=30", models=models)[0] == 0
+    assert len(asked) == 2
+    asked.clear()
+    assert scripted(answer, *options, models=models)[0] == 1, "by default nobody waits"
+    assert "does not name its models" in capsys.readouterr().err
+
+
+def test_waiting_for_a_server_comes_to_an_end(capsys):
+    line = failing(capsys, "--base-url=http://127.0.0.1:1", "--ready-check-timeout-sec=0.6")
+    assert "no server answers at http://127.0.0.1:1" in line
+
+
+def test_certificate_that_nobody_vouches_for_is_taken_if_asked_to(capsys, certificate):
+    context = make_ssl_context(certificate)
+    options = ["--num-prompts=1", "--model=m"]
+    answer = lambda _: stream(text("a"))  # noqa: E731
+    assert scripted(answer, *options, "--insecure", ssl_context=context)[0] == 0
+    assert scripted(answer, *options, ssl_context=context)[0] == 1
+    assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err

@@ -2,14 +2,15 @@
 
 import pytest
 
+from paged.server.bench_names import METRICS
 from paged.server.bench_timeline import (
-    METRICS,
-    STATISTICS,
     Timeline,
     latency_fields,
     peak_concurrency,
     peak_tokens_per_second,
 )
+
+STATISTICS = ("mean", "median", "std", "p50", "p95", "p99")
 
 
 def timeline(sent: float, *arrivals: float, tokens: int | None = None) -> Timeline:
@@ -71,3 +72,13 @@ def test_peak_of_tokens_is_that_of_the_fullest_second():
 def test_peak_of_requests_counts_those_of_one_moment():
     requests = [timeline(0.0, 2.0), timeline(1.0, 3.0), timeline(2.0, 4.0), timeline(9.0, 9.5)]
     assert peak_concurrency(requests) == 2
+
+
+def test_further_percentiles_come_beside_those_that_are_always_there():
+    fields = latency_fields(
+        [timeline(0.0, float(second)) for second in range(1, 1002)], (99.9, 50, 10)
+    )
+    assert fields["p10_ttft_ms"] == pytest.approx(101_000)
+    assert fields["p99.9_ttft_ms"] == pytest.approx(1_000_000)
+    names = {f"{s}_{m}_ms" for s in (*STATISTICS, "p10", "p99.9") for m in METRICS}
+    assert set(fields) == names

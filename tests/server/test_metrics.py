@@ -135,7 +135,7 @@ def test_step_adds_to_counters_and_sets_gauges():
         num_running=3,
         num_waiting=2,
         kv_cache_usage=0.25,
-        num_tokens=40,
+        step_tokens=(40,),
         num_prompt_tokens=30,
         num_cached_prompt_tokens=16,
         num_generation_tokens=4,

@@ -3,6 +3,7 @@
 A step takes a quarter of a second, blocks hold four tokens, and every token is an "x".
 """
 
+import asyncio
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,13 +12,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from paged.models.tokenizer import Tokenizer
 from paged.scheduler.admission import InputProcessor
 from paged.scheduler.block_pool import BlockPool
+from paged.scheduler.block_residency import ResidencySampler
 from paged.scheduler.engine import Engine
-from paged.scheduler.output import SchedulerOutput
+from paged.scheduler.errors import EngineDeadError
+from paged.scheduler.output import DeviceWork, SchedulerOutput
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.scheduler import Scheduler
 from paged.server.metrics import EngineMetrics
+from paged.server.optional_metrics import ResidencyMetrics, WorkMetrics
 from tests.scheduler.fake_device import FakeTiers
 from tests.scheduler.fakes import TINY_TOKENIZER, VOCAB_SIZE, FakeRunner, FakeStep
+from tests.scheduler.test_async_engine import endless, serve
 
 STEP_SECONDS = 0.25
 TEN_TOKENS = list(range(60, 70))
@@ -59,6 +64,23 @@ class TimedRunner(FakeRunner):
         return FakeStep(sample)
 
 
+class TwoTokens:
+    """A grammar that two tokens exhaust without coming to its end: the third is an error."""
+
+    is_over = False
+    error = "no token is allowed"
+
+    def __init__(self) -> None:
+        self.num_left = 2
+
+    def accept(self, token_id: int) -> bool:
+        self.num_left -= 1
+        return self.num_left >= 0
+
+    def take_forced(self, limit: int) -> list[int]:
+        return []
+
+
 class Workload:
     """An engine whose every step is observed by metrics."""
 
@@ -71,13 +93,18 @@ class Workload:
         max_model_len: int = 128,
         caching: bool = True,
         tiers: WaitableTiers | None = None,
+        async_scheduling: bool = False,
     ) -> None:
         self.clock = Clock()
         self.metrics = EngineMetrics("m", max_model_len, {})
+        for part in (ResidencyMetrics, WorkMetrics):
+            self.metrics.add(part(self.metrics.labels, self.metrics.registry))
         tokenizer = Tokenizer.from_directory(TINY_TOKENIZER)
+        pool = BlockPool(num_blocks, 4, caching)
+        pool.residency = ResidencySampler(1.0, clock=self.clock)
         self.engine = Engine(
             scheduler=Scheduler(
-                pool=BlockPool(num_blocks, 4, caching),
+                pool=pool,
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=budget,
                 max_model_len=max_model_len,
@@ -87,6 +114,8 @@ class Workload:
             runner=TimedRunner(lambda request: ord("x"), clock=self.clock, tiers=tiers),
             tokenizer=tokenizer,
             tiers=tiers,
+            async_scheduling=async_scheduling,
+            estimate_work=lambda step: DeviceWork(100 * step.num_tokens, 10, step.num_tokens),
             clock=self.clock,
             processor=InputProcessor(
                 tokenizer, vocab_size=VOCAB_SIZE, max_model_len=max_model_len, seed=0
@@ -94,12 +123,20 @@ class Workload:
         )
 
     def add(
-        self, name: str, prompt: list[int], max_tokens: int, *, n: int = 1, wait: float = 0
+        self,
+        name: str,
+        prompt: list[int],
+        max_tokens: int,
+        *,
+        n: int = 1,
+        wait: float = 0,
+        constraint: "TwoTokens | None" = None,
     ) -> None:
         """Queue a request that arrived `wait` seconds ago."""
         params = SamplingParams(max_tokens=max_tokens, n=n)
         arrived = self.clock.now - wait
         requests = self.engine.processor.process(name, prompt, params, arrival_time=arrived)
+        requests[0].constraint = constraint
         self.engine.add_processed(requests)
 
     def step(self, times: int = 1) -> None:
@@ -343,3 +380,94 @@ def test_prefix_that_comes_back_from_host_memory():
         },
     )
     assert load.histogram("request_prefill_kv_computed_tokens") == (3, 23)
+
+
+def test_request_that_its_grammar_leaves_without_a_token_fails_alone():
+    load = Workload()
+    load.add("a", TEN_TOKENS, 5, constraint=TwoTokens())
+    load.add("b", list(range(80, 90)), 5)
+    load.run()
+    check(
+        load.values(),
+        {
+            'request_success_total{finished_reason="error"}': 1,
+            'request_success_total{finished_reason="length"}': 1,
+            "generation_tokens_total": 2 + 5,
+        },
+    )
+    assert load.histogram("request_generation_tokens") == (2, 2 + 5)
+    # It ends in the step of its third token.
+    assert load.histogram("e2e_request_latency_seconds") == (2, 0.75 + 1.25)
+
+
+def test_requests_that_end_with_the_engine_are_errors():
+    metrics = EngineMetrics("m", 128, {})
+
+    async def scenario(engine):
+        engine.add_stats_listener(metrics.observe)
+        # Five steps are run: the prompt's, and four of one token. The sixth fails.
+        streams = [engine.generate(TEN_TOKENS, SamplingParams(max_tokens=50)) for _ in range(2)]
+        results = await asyncio.gather(*map(anext_all, streams), return_exceptions=True)
+        assert [type(result) for result in results] == [EngineDeadError] * 2
+
+    async def anext_all(stream):
+        async for _ in stream:
+            pass
+
+    serve(scenario, script=endless, fail_at=5)
+    success = 'vllm:request_success_total{engine="0",finished_reason="%s",model_name="m"} %.1f'
+    page = metrics.render().decode()
+    assert success % ("error", 2) in page
+    assert success % ("abort", 0) in page
+
+
+def test_step_that_is_finished_before_its_time_is_counted():
+    # Planned ahead: call i runs step i + 1 and takes in step i. The reset takes in step 2 (a token
+    # of a, and b's prompt), and preempts both; then they compute 11 and 11 tokens again.
+    load = Workload(async_scheduling=True, caching=False)
+    load.add("a", TEN_TOKENS, 4)
+    load.step()
+    load.add("b", list(range(80, 90)), 2)
+    load.step()
+    assert load.histogram("iteration_tokens_total") == (1, 10)
+    load.engine.reset_prefix_cache(reset_running_requests=True)
+    load.run()
+    # Steps 1 and 2, the recomputation with the next token, after which b is done, and a's last.
+    assert load.histogram("iteration_tokens_total") == (4, 10 + 11 + (12 + 11) + 1)
+    check(
+        load.values(),
+        {
+            "generation_tokens_total": 6,
+            "prompt_tokens_total": 20,
+            "num_preemptions_total": 2,
+            "paged:preemption_discarded_tokens_total": 11 + 10,
+        },
+    )
+    assert load.histogram("request_num_preemptions") == (2, 2)
+
+
+def test_stays_of_blocks_and_work_of_steps():
+    # a takes three of four blocks at 100 and ends at 100.25; b finds its two full ones at 101, and
+    # adds one. c needs all four, at 104: two of the first three, whose last use was b's, as well as
+    # the one that a has left behind, and which was b's third from 101 on.
+    load = Workload(num_blocks=5, max_model_len=16)
+    for now, name, prompt in (
+        (100, "a", TEN_TOKENS[:9]),
+        (101, "b", TEN_TOKENS[:9]),
+        (104, "c", list(range(80, 93))),
+    ):
+        load.clock.now = now
+        load.add(name, prompt, 1)
+        load.run()
+    check(
+        load.values(),
+        {
+            "estimated_flops_per_gpu_total": 100 * (9 + 1 + 13),
+            "estimated_read_bytes_per_gpu_total": 3 * 10,
+            "estimated_write_bytes_per_gpu_total": 9 + 1 + 13,
+        },
+    )
+    # The third block of a was b's, too: blank blocks are handed out again at once.
+    assert load.histogram("kv_block_lifetime_seconds") == (4, 1.0 + 4.0 + 4.0 + 3.0)
+    assert load.histogram("kv_block_idle_before_evict_seconds") == (4, 1.0 + 3.0 + 3.0 + 3.0)
+    assert load.histogram("kv_block_reuse_gap_seconds") == (0, 0)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import ssl
 import subprocess
 
@@ -219,20 +218,6 @@ def test_a_wrong_override_ends_the_start(override):
     settings = ServerSettings(override_generation_config=override)
     with pytest.raises(ValueError, match="--override-generation-config"):
         make_app(FakeEngine(), settings)
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory) -> TlsFiles:
-    if shutil.which("openssl") is None:
-        pytest.skip("missing tool: openssl")
-    folder = tmp_path_factory.mktemp("tls")
-    files = TlsFiles(certfile=str(folder / "cert.pem"), keyfile=str(folder / "key.pem"))
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    command += ["-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1"]
-    command += ["-keyout", files.keyfile, "-out", files.certfile]
-    subprocess.run(command, check=True, capture_output=True)
-    return files
 
 
 def test_https_serves_whoever_trusts_the_certificate(certificate):

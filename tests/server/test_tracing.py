@@ -14,7 +14,7 @@ from paged.server.app import make_app
 from paged.server.observability import ObservabilitySettings
 from paged.server.settings import ServerSettings
 from tests.scheduler.fakes import spell
-from tests.server.collector import Collector, attributes, collector, seconds
+from tests.server.collector import Collector, attributes, collector, grpc_collector, seconds
 from tests.server.fake_engine import FakeEngine
 from tests.server.fake_serving import with_engine
 from tests.server.process import ROOT
@@ -31,12 +31,17 @@ def slow(request):
     return ord("a")
 
 
-def traced(test, script=HELLO, *, details=frozenset(), phases=(), fail_at=None) -> Collector:
+def traced(
+    test, script=HELLO, *, details=frozenset(), phases=(), fail_at=None, protocol="http/protobuf"
+) -> Collector:
     """Run a test against a traced server and return what the collector got."""
-    with collector() as spans:
+    with (grpc_collector if protocol == "grpc" else collector)() as spans:
         settings = ServerSettings(
             observability=ObservabilitySettings(
-                otlp_traces_endpoint=spans.url, service_name="mine", detailed_traces=details
+                otlp_traces_endpoint=spans.url,
+                otlp_protocol=protocol,
+                service_name="mine",
+                detailed_traces=details,
             )
         )
         with_engine(test, script, settings, phases=phases, fail_at=fail_at)
@@ -199,6 +204,21 @@ def test_traces_without_opentelemetry_are_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     settings = ObservabilitySettings(otlp_traces_endpoint="http://localhost:4318/v1/traces")
     with pytest.raises(ValueError, match=r"needs the extra `otel`.*pip install 'paged\[otel\]'"):
+        make_app(FakeEngine(), ServerSettings(observability=settings))
+
+
+def test_spans_arrive_over_grpc_too():
+    spans = traced(asking(BODY, headers=TRACEPARENT), protocol="grpc")
+    assert spans.resource["service.name"] == "mine"
+    assert spans.one("llm_request").trace_id.hex() == TRACE_ID
+
+
+def test_traces_over_grpc_without_its_exporter_are_refused(monkeypatch):
+    name = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
+    monkeypatch.setitem(sys.modules, name, None)
+    settings = ObservabilitySettings(otlp_traces_endpoint="grpc://a:4317", otlp_protocol="grpc")
+    message = r"grpc://a:4317 needs the extra `otel-grpc`.*pip install 'paged\[otel-grpc\]'"
+    with pytest.raises(ValueError, match=message):
         make_app(FakeEngine(), ServerSettings(observability=settings))
 
 
