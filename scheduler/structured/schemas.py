@@ -1,5 +1,6 @@
 """`rewrite_schema`: a JSON schema as the grammar library has to see it for outputs to be valid."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,28 +23,44 @@ _TIME = (
     r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
     "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 )
+# Where a pattern may match anywhere, what precedes the match: a model that rambles would never come
+# to it, as nothing in its masks says so.
+_MAX_BEFORE_MATCH = 128
+_ESCAPED_OR_CLASS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_ANCHORS = re.compile(r"[$^]|\\[Az]")
+
 _PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
 
 
-def rewrite_schema(schema: Mapping[str, Any], *, closes_objects: bool) -> dict[str, Any]:
+def rewrite_schema(
+    schema: Mapping[str, Any], *, closes_objects: bool, bounds_patterns: bool = True
+) -> dict[str, Any]:
     """Return a schema that allows nothing that the given one does not.
 
     Args:
       schema: within the limits on depth.
       closes_objects: forbid additional properties where nothing is said about them.
+      bounds_patterns: have a match of a pattern without an anchor begin within so many characters.
     """
     rewritten: dict[str, Any] = {}
     for name, value in schema.items():
+        # Alternatives must stay as wide as they are for the library to see that they exclude
+        # each other.
+        bounds = bounds_patterns and name != "oneOf"
         if name in _NOT_SCHEMAS:
             rewritten[name] = value
         elif name in _MAPS_OF_SCHEMAS and isinstance(value, Mapping):
             rewritten[name] = {
-                key: _rewrite(inner, closes_objects=closes_objects) for key, inner in value.items()
+                key: _rewrite(inner, closes_objects=closes_objects, bounds_patterns=bounds)
+                for key, inner in value.items()
             }
         else:
-            rewritten[name] = _rewrite(value, closes_objects=closes_objects)
+            rewritten[name] = _rewrite(value, closes_objects=closes_objects, bounds_patterns=bounds)
     if closes_objects and ("properties" in rewritten or "patternProperties" in rewritten):
         rewritten.setdefault("additionalProperties", False)
+    searched = rewritten.get("pattern")
+    if bounds_patterns and isinstance(searched, str) and not _has_anchor(searched):
+        rewritten["pattern"] = f"^(?s:.{{0,{_MAX_BEFORE_MATCH}}})(?:{searched})"
     if rewritten.get("uniqueItems") is False:
         del rewritten["uniqueItems"]  # which the library refuses in any case
     pattern = _PATTERNS.get(str(rewritten.get("format")))
@@ -53,10 +70,19 @@ def rewrite_schema(schema: Mapping[str, Any], *, closes_objects: bool) -> dict[s
     return rewritten
 
 
-def _rewrite(value: Any, *, closes_objects: bool) -> Any:
+def _has_anchor(pattern: str) -> bool:
+    """Whether a pattern says where in the text it matches."""
+    plain = _ESCAPED_OR_CLASS.sub(lambda m: m[0] if m[0] in (r"\A", r"\z") else "", pattern)
+    return _ANCHORS.search(plain) is not None
+
+
+def _rewrite(value: Any, *, closes_objects: bool, bounds_patterns: bool) -> Any:
     """Rewrite what may be a schema, or a list of them."""
     if isinstance(value, Mapping):
-        return rewrite_schema(value, closes_objects=closes_objects)
+        return rewrite_schema(value, closes_objects=closes_objects, bounds_patterns=bounds_patterns)
     if isinstance(value, list | tuple):
-        return [_rewrite(inner, closes_objects=closes_objects) for inner in value]
+        return [
+            _rewrite(inner, closes_objects=closes_objects, bounds_patterns=bounds_patterns)
+            for inner in value
+        ]
     return value

@@ -38,6 +38,36 @@ def test_open_objects_stay_open():
 
 
 @pytest.mark.parametrize(
+    ("schema", "text", "expected"),
+    [
+        ({"pattern": "b[aeiou]+d"}, "bad", True),
+        ({"pattern": "b[aeiou]+d"}, "say \n" * 10 + "bad, bud", True),
+        ({"pattern": "b[aeiou]+d"}, "x" * 128 + "bad", True),
+        ({"pattern": "b[aeiou]+d"}, "x" * 129 + "bad", False),
+        ({"pattern": "b[aeiou]+d"}, "x" * 20, False),
+        ({"pattern": "bad|bed"}, "x" * 9 + "bed" + "y" * 300, True),
+        ({"pattern": r"\$\^[$^]"}, "x" * 129 + "$^$", False),
+        ({"allOf": [{"pattern": "bad"}, {"pattern": "bed"}]}, "x" * 99 + "bad, bed", True),
+        # Bounded, this would allow nothing.
+        ({"allOf": [{"pattern": "bad"}, {"pattern": "^x{140}bad$"}]}, "x" * 140 + "bad", True),
+        # Who says where a match is, means it.
+        ({"pattern": "^bad|bed"}, "x" * 200 + "bed", True),
+        ({"pattern": "bad$"}, "x" * 200 + "bad", True),
+        ({"anyOf": [{"type": "string", "pattern": "bad"}]}, "x" * 200 + "bad", False),
+    ],
+)
+def test_a_pattern_that_may_match_anywhere_matches_before_long(compiler, schema, text, expected):
+    wanted = {"json": {"type": "string", **schema}}
+    assert accepts(compiler, json.dumps(text), **wanted) is expected
+
+
+@pytest.mark.parametrize("name", ["anyOf", "oneOf"])
+def test_alternatives_that_must_exclude_each_other_stay_as_they_are(name):
+    schema = {name: [{"properties": {"a": {"pattern": "x"}}}]}
+    assert (rewrite_schema(schema, closes_objects=False) == schema) is (name == "oneOf")
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("2024-02-29", True),
