@@ -65,7 +65,7 @@ class StructuredOutputsFields(Struct, kw_only=True):
     json_object: bool | None = None
     structural_tag: Any = None
     disable_any_whitespace: bool | None = None
-    disable_additional_properties: bool = False
+    disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
 
 

@@ -250,10 +250,10 @@ class GrammarCompiler:
         text = grammar_text(outputs, self._config)
         matcher, mask = self._try(tokenizer, text)
         if matcher.is_error() or not mask.any():
-            # With its patterns bounded a schema may be too complex, or contradict itself.
-            unbounded = grammar_text(outputs, self._config, bounds_patterns=False)
-            if unbounded != text:
-                matcher, mask = self._try(tokenizer, unbounded)
+            # Narrowed, a schema may be too complex, or contradict itself.
+            as_given = grammar_text(outputs, self._config, narrows=False)
+            if as_given != text:
+                matcher, mask = self._try(tokenizer, as_given)
         if matcher.is_error():
             raise outputs.refuse(f"cannot be compiled: {first_line(matcher.get_error())}")
         if not mask.any():

@@ -34,14 +34,15 @@ def constraint_source(outputs: StructuredOutputs, config: StructuredOutputsConfi
 
 
 def grammar_text(
-    outputs: StructuredOutputs, config: StructuredOutputsConfig, *, bounds_patterns: bool = True
+    outputs: StructuredOutputs, config: StructuredOutputsConfig, *, narrows: bool = True
 ) -> str:
     """Return the grammar of a constraint that `constraint_source` has let through.
 
     Args:
       outputs: the constraint.
       config: how JSON is written.
-      bounds_patterns: as in `rewrite_schema`.
+      narrows: leave out what only makes outputs longer: texts before the match of a pattern, and
+        additional properties unless the request says so (`rewrite_schema`).
 
     Raises: ParameterError if it is seen here that there can be none.
     """
@@ -49,7 +50,7 @@ def grammar_text(
     try:
         match outputs.kind:
             case "json":
-                schema = _checked_schema(outputs, value, config, bounds_patterns)
+                schema = _checked_schema(outputs, value, config, narrows)
                 return _from_schema(schema, outputs, config)
             case "json_object":
                 return _from_schema(_ANY_OBJECT, outputs, config)
@@ -61,7 +62,7 @@ def grammar_text(
             case "grammar":
                 return LLMatcher.grammar_from_lark(any_to_lark(value))
             case _:
-                return _from_tags(outputs, value, config, bounds_patterns)
+                return _from_tags(outputs, value, config, narrows)
     except ParameterError:
         raise
     except RecursionError:
@@ -94,7 +95,7 @@ def _checked_schema(
     outputs: StructuredOutputs,
     schema: Any,
     config: StructuredOutputsConfig,
-    bounds_patterns: bool,
+    narrows: bool,
 ) -> Mapping[str, Any]:
     """Return a schema as the library should see it."""
     if schema is False:
@@ -103,8 +104,10 @@ def _checked_schema(
         return {}
     if not isinstance(schema, Mapping):
         raise outputs.refuse("must be a JSON object")
-    is_closed = outputs.disable_additional_properties or config.disable_additional_properties
-    rewritten = rewrite_schema(schema, closes_objects=is_closed, bounds_patterns=bounds_patterns)
+    is_closed = outputs.disable_additional_properties
+    if is_closed is None:
+        is_closed = narrows and config.disable_additional_properties
+    rewritten = rewrite_schema(schema, closes_objects=is_closed, bounds_patterns=narrows)
     return {name: value for name, value in rewritten.items() if name != _LIBRARY_OPTIONS}
 
 
@@ -112,7 +115,7 @@ def _from_tags(
     outputs: StructuredOutputs,
     value: Mapping[str, Any],
     config: StructuredOutputsConfig,
-    bounds_patterns: bool,
+    narrows: bool,
 ) -> str:
     """Return the grammar of free text with tags in it."""
     triggers, structures = value.get("triggers"), value.get("structures")
@@ -130,7 +133,7 @@ def _from_tags(
         trigger = next((t for t in triggers if t and begin.startswith(str(t))), None)
         if trigger is None:
             raise outputs.refuse(f"has no trigger that {begin!r} begins with")
-        schema = dict(_checked_schema(outputs, tag.get("schema", {}), config, bounds_patterns))
+        schema = dict(_checked_schema(outputs, tag.get("schema", {}), config, narrows))
         schema[_LIBRARY_OPTIONS] = _options(outputs, config)
         tags.append(StructTag(trigger=str(trigger), begin=begin, grammar=schema, end=end))
     # Triggers are text here: what looks like a special token may be none of this model's.

@@ -37,6 +37,40 @@ def test_open_objects_stay_open():
     assert closed["additionalProperties"] == {"properties": {}, "additionalProperties": False}
 
 
+A, B = {"properties": {"a": {}}}, {"properties": {"b": {}}}
+REF, NESTED = {"$ref": "#/$defs/x"}, {"properties": {"c": A}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (A, "1"),
+        ({"anyOf": [A, B]}, "11"),
+        ({"allOf": [A, {"description": "b"}]}, "1"),
+        ({"allOf": [A, B]}, "00"),
+        ({**A, "anyOf": [B, A]}, "000"),
+        ({"allOf": [A, {"anyOf": [B, A]}]}, "000"),
+        ({"allOf": [A, NESTED]}, "001"),
+        ({**REF, "$defs": {"x": A}}, "1"),
+        ({**A, **REF, "$defs": {"x": B, "y": A}}, "001"),
+        ({"allOf": [REF, B], "$defs": {"x": {"$ref": "#/$defs/y"}, "y": A}}, "00"),
+        ({"items": {"allOf": [REF, B]}, "$defs": {"x": {"anyOf": [A, B]}}}, "000"),
+        ({**A, "required": ["b"]}, "0"),
+        ({**A, "additionalProperties": {}}, "0"),
+    ],
+)
+def test_objects_are_closed_unless_others_say_what_they_have(schema, expected):
+    def closings(node):
+        if isinstance(node, list):
+            return "".join(map(closings, node))
+        if not isinstance(node, dict):
+            return ""
+        own = str(int(node.get("additionalProperties") is False)) if "properties" in node else ""
+        return own + "".join(map(closings, node.values()))
+
+    assert closings(rewrite_schema(schema, closes_objects=True)) == expected
+
+
 @pytest.mark.parametrize(
     ("schema", "text", "expected"),
     [
