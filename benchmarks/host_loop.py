@@ -48,7 +48,7 @@ from paged.scheduler.engine import Engine
 from paged.scheduler.loading import LoadedEngine
 from paged.scheduler.output import ModelRunnerOutput, SchedulerOutput, StepStats
 from paged.scheduler.output_processor import OutputProcessor
-from paged.scheduler.params import MAX_LOGIT_EDITS, SamplingParams
+from paged.scheduler.params import MAX_PACKED_EDITS, SamplingParams
 from paged.scheduler.row_table import RowTable
 from paged.scheduler.scheduler import Scheduler
 from paged.server.cli_serve import spare_collector
@@ -78,7 +78,7 @@ class NoDevice:
             bucket.num_tokens,
             bucket.num_seqs,
             self._max_blocks_per_seq,
-            MAX_LOGIT_EDITS,
+            MAX_PACKED_EDITS,
             VOCAB_SIZE,
         )
         runner.build_batch(output, layout, self._rows, BLOCK_SIZE)

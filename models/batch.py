@@ -48,6 +48,8 @@ class SamplingBatch:
       only_edits: int32 `[num_seqs]`, 1 if all tokens but those in `edit_ids` are forbidden.
       wants_logprobs: int32 `[1]`, 1 if any row wants log probabilities.
       uses_masks: int32 `[1]`, 1 if the masks that come beside the batch forbid anything.
+      uses_wide_edits: int32 `[1]`, 1 if the `WideEdits` that come beside the batch are to be read.
+      num_wide_biases: int32 `[1]`, the most biases that some row of them has.
     """
 
     temperature: Array  # [num_seqs]
@@ -64,6 +66,27 @@ class SamplingBatch:
     only_edits: Array  # [num_seqs]
     wants_logprobs: Array  # [1]
     uses_masks: Array  # [1]
+    uses_wide_edits: Array  # [1]
+    num_wide_biases: Array  # [1]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class WideEdits:
+    """Logit edits of rows with more of them than a `SamplingBatch` has room for.
+
+    Nothing reads them unless the batch says so (docs/decisions/0048).
+
+    Attributes:
+      allowed: int32 `[num_seqs, mask_words]`, a bit per token as in a mask; 0 forbids the token.
+      bias_ids: int32 `[num_seqs, max_logit_biases]`, token ids whose logits get `bias_values`
+        added; ids outside the vocabulary are unused, and follow those in use.
+      bias_values: float32 `[num_seqs, max_logit_biases]`.
+    """
+
+    allowed: Array  # [num_seqs, mask_words]
+    bias_ids: Array  # [num_seqs, max_logit_biases]
+    bias_values: Array  # [num_seqs, max_logit_biases]
 
 
 @jax.tree_util.register_dataclass

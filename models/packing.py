@@ -17,7 +17,8 @@ import numpy as np
 from jax import Array
 
 from paged.metadata import AttentionMetadata
-from paged.models.batch import ForwardBatch, SamplingBatch
+from paged.models.batch import ForwardBatch, SamplingBatch, WideEdits
+from paged.models.sampling import mask_words
 
 # Columns of the per-row sampling matrix; the host prepares a request's row once, at admission.
 _FLOAT_COLUMNS = (
@@ -33,6 +34,9 @@ SAMPLING_COLUMNS = (*_FLOAT_COLUMNS, *_INT_COLUMNS)
 
 NO_ROW = np.iinfo(np.int32).max
 """Batch row of a sequence whose sample nobody keeps; past the end of every array of rows."""
+
+NO_TOKEN = np.iinfo(np.int32).max
+"""Token id of a bias that is not used; past the end of every vocabulary."""
 
 
 def in_flight[T: (int, np.ndarray, Array)](batch_row: T) -> T:
@@ -82,18 +86,18 @@ class BatchLayout:
       num_tokens: token rows.
       num_seqs: sequence rows.
       max_blocks_per_seq: width of the block tables.
-      max_logit_edits: logit edits per sequence.
+      max_logit_edits: logit edits per sequence that travel with every step.
       vocab_size: an edit id of this value or more is unused.
       num_groups: cache groups, each with block tables and slots of its own
         (docs/decisions/0017).
+      max_logit_biases: biases per sequence of `WideEdits`.
 
     Fields, by the name in `views` (int32; floats by their bits): `seq_lens`, `block_tables`,
-    `sampling`, `edit_ids`, `edit_values`, `wants_logprobs`, `uses_masks`, `query_start_loc`,
-    `logits_indices`, `token_ids`, `positions` and `slot_mapping` as in `ForwardBatch` and
-    `SamplingBatch`;
-    `block_tables.1`, `slot_mapping.1` and so on of the further groups; and `sampled_rows`, the
-    batch row that keeps each sequence's sample for a later step, or `NO_ROW`. A token id may also
-    be `in_flight(batch_row)`.
+    `sampling`, `edit_ids`, `edit_values`, `wants_logprobs`, `uses_masks`, `uses_wide_edits`,
+    `num_wide_biases`, `query_start_loc`, `logits_indices`, `token_ids`, `positions` and
+    `slot_mapping` as in `ForwardBatch` and `SamplingBatch`; `block_tables.1`, `slot_mapping.1` and
+    so on of the further groups; and `sampled_rows`, the batch row that keeps each sequence's sample
+    for a later step, or `NO_ROW`. A token id may also be `in_flight(batch_row)`.
     """
 
     num_tokens: int
@@ -102,6 +106,7 @@ class BatchLayout:
     max_logit_edits: int
     vocab_size: int
     num_groups: int = 1
+    max_logit_biases: int = 1024
 
     def _row_fields(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The fields by sequence: they come first, as the sampler reads them alone."""
@@ -113,6 +118,8 @@ class BatchLayout:
         yield "edit_values", (self.num_seqs, self.max_logit_edits)
         yield "wants_logprobs", (1,)
         yield "uses_masks", (1,)
+        yield "uses_wide_edits", (1,)
+        yield "num_wide_biases", (1,)
 
     def _fields(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from self._row_fields()
@@ -157,6 +164,15 @@ class BatchLayout:
         self.view(packed, "sampling")[:] = _GREEDY
         self.view(packed, "edit_ids")[:] = self.vocab_size
         return packed
+
+    def empty_wide_edits(self) -> WideEdits:
+        """Return NumPy arrays that allow every token and bias none."""
+        biases = self.num_seqs, self.max_logit_biases
+        return WideEdits(
+            allowed=np.full((self.num_seqs, mask_words(self.vocab_size)), -1, np.int32),  # type: ignore[arg-type]
+            bias_ids=np.full(biases, NO_TOKEN, np.int32),  # type: ignore[arg-type]
+            bias_values=np.zeros(biases, np.float32),  # type: ignore[arg-type]
+        )
 
     def unpack_forward(self, packed: Array) -> ForwardBatch:
         """Slice the traced int32 `[size]` array into the model's batch."""
@@ -209,6 +225,8 @@ class BatchLayout:
             edit_values=_bits_to_float(fields["edit_values"]),
             wants_logprobs=fields["wants_logprobs"],
             uses_masks=fields["uses_masks"],
+            uses_wide_edits=fields["uses_wide_edits"],
+            num_wide_biases=fields["num_wide_biases"],
             **column,
         )
         return sampling, fields["block_tables"], fields["seq_lens"]

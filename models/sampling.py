@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from paged.models.batch import SampledTokens, SamplingBatch
+from paged.models.batch import SampledTokens, SamplingBatch, WideEdits
 from paged.models.token_blocks import BLOCK, first_best, in_blocks, take_blocks
 from paged.models.truncation import truncate
 
@@ -26,6 +26,9 @@ _HISTORY_CHUNK = 512
 
 _MASK_BITS = 32  # tokens per word of a mask
 
+# Biases of each row added per iteration; it stops at the longest list.
+_BIAS_CHUNK = 128
+
 
 def sample(
     compute_logits: Callable[[], Array],
@@ -33,6 +36,7 @@ def sample(
     history: Callable[[], Array],
     positions: Array,
     masks: Array,
+    wide: WideEdits,
     *,
     max_logprobs: int,
 ) -> SampledTokens:
@@ -54,6 +58,7 @@ def sample(
         `[num_seqs]`.
       masks: int32 `[num_seqs, mask_words(vocab_size)]`; bit i of word w of a row, from the lowest,
         allows token 32 * w + i. Read if `batch.uses_masks`.
+      wide: edits of rows with many of them. Read if `batch.uses_wide_edits`.
       max_logprobs: alternatives reported per row.
 
     Returns:
@@ -62,11 +67,16 @@ def sample(
     raw = compute_logits()
     vocab_size = raw.shape[1]
     uses_edits, uses_penalties = _uses_edits(batch, vocab_size), _uses_penalties(batch)
-    uses_masks = batch.uses_masks[0] > 0
+    uses_masks, uses_wide = batch.uses_masks[0] > 0, batch.uses_wide_edits[0] > 0
+    uses_edits |= uses_wide
+
+    def edit(logits: Array) -> Array:
+        masked = forbid(logits, masks, uses_masks)
+        biased = _add_biases(forbid(masked, wide.allowed, uses_wide), wide, batch)
+        return _edit(biased, batch)
+
     # In one branch: each costs a GPU a launch of its own, whether it is taken or not.
-    logits = _change_if(
-        uses_edits | uses_masks, lambda x: _edit(forbid(x, masks, uses_masks), batch), raw
-    )
+    logits = _change_if(uses_edits | uses_masks, edit, raw)
     logits = _change_if(uses_penalties, lambda x: _penalise(x, batch, history(), positions), logits)
     # Not in a branch even if all rows are greedy: XLA:CPU keeps branches to one thread.
     token_ids = _draw(logits, batch, positions)
@@ -115,6 +125,23 @@ def _edit(logits: Array, batch: SamplingBatch) -> Array:
     kept = jnp.where((batch.only_edits > 0)[:, None], -jnp.inf, edited)
     # Again, for the rows whose listed tokens have just been forbidden with the rest.
     return kept.at[row, batch.edit_ids].set(listed, mode="drop")
+
+
+def _add_biases(logits: Array, wide: WideEdits, batch: SamplingBatch) -> Array:
+    """Add the biases of wide edits, as many columns of them as some row uses."""
+    row = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
+
+    def add(chunk: Array, logits: Array) -> Array:
+        start = chunk * _BIAS_CHUNK
+        ids, values = (
+            lax.dynamic_slice_in_dim(array, start, _BIAS_CHUNK, axis=1)
+            for array in (wide.bias_ids, wide.bias_values)
+        )
+        return logits.at[row, ids].add(values, mode="drop")
+
+    num_chunks = (batch.num_wide_biases[0] + _BIAS_CHUNK - 1) // _BIAS_CHUNK
+    biased: Array = lax.fori_loop(0, num_chunks, add, logits)
+    return biased
 
 
 def mask_words(vocab_size: int) -> int:

@@ -22,7 +22,7 @@ from flax import nnx
 from jax import Array
 
 from paged.kv_cache import KVCache
-from paged.models.batch import SampledTokens
+from paged.models.batch import SampledTokens, WideEdits
 from paged.models.forward import HeadDef, forward
 from paged.models.packing import BatchLayout, in_flight
 from paged.models.programs import Program, ProgramSource
@@ -40,10 +40,10 @@ type Greedy = Callable[[Any, Array, Array, Array], tuple[Array, Array]]
 """Compiled `greedy_step`: (head parameters, hidden rows, packed rows, last tokens)."""
 
 type Sample = Callable[
-    [Any, Array, Array, Array, Array, Array | np.ndarray], tuple[SampledTokens, Array]
+    [Any, Array, Array, Array, Array, Array | np.ndarray, WideEdits], tuple[SampledTokens, Array]
 ]
 """Compiled `sample_step`: as `Greedy`, with the cached token ids before the last tokens, and masks
-after them."""
+and wide edits after them."""
 
 
 def forward_step(
@@ -134,6 +134,7 @@ def sample_step(
     cached_token_ids: Array,
     last_tokens: Array,
     masks: Array,
+    wide: WideEdits,
     *,
     head: HeadDef,
     layout: BatchLayout,
@@ -149,6 +150,7 @@ def sample_step(
       last_tokens: the last sample of each batch row, int32 `[max_num_seqs]`.
       masks: which tokens each sequence may take, see `sample`; of a batch without such sequences
         anything of that shape.
+      wide: edits of sequences with many of them, see `sample`; likewise.
       head: structure of the head (static).
       layout: the static shapes; only those of sequences matter.
       max_logprobs: alternatives reported per position when a row asks for log probabilities.
@@ -165,7 +167,9 @@ def sample_step(
         return nnx.merge(head, head_params).logits(hidden)
 
     # The sampled token's position is the number of tokens known so far.
-    samples = sample(compute_logits, sampling, history, seq_lens, masks, max_logprobs=max_logprobs)
+    samples = sample(
+        compute_logits, sampling, history, seq_lens, masks, wide, max_logprobs=max_logprobs
+    )
     return samples, _keep(last_tokens, layout.unpack_sampled_rows(rows), samples.token_ids)
 
 
@@ -259,7 +263,8 @@ def compile_sample(
     step = functools.partial(sample_step, head=head, layout=layout, max_logprobs=max_logprobs)
     hidden, rows, last_tokens = _head_inputs(head, head_params, layout, max_num_seqs)
     masks = np.zeros((layout.num_seqs, mask_words(layout.vocab_size)), np.int32)
-    arguments = head_params, hidden, rows, kv_cache.token_ids, last_tokens, masks
+    wide = layout.empty_wide_edits()
+    arguments = head_params, hidden, rows, kv_cache.token_ids, last_tokens, masks, wide
     outputs = SampledTokens(0, 0, 0, 0, 0), 0  # type: ignore[arg-type]
     program = Program(f"sample {layout} {max_logprobs}", step, arguments, outputs)
     compiled: Sample = store.make(program)

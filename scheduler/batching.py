@@ -1,5 +1,6 @@
 """`build_batch`: messages in, one packed array of a static shape out; pure numpy."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ from paged.models.packing import BatchLayout, group_field, in_flight
 from paged.scheduler.output import ScheduledRequest, SchedulerOutput
 from paged.scheduler.row_table import RowTable
 from paged.scheduler.step_rows import StepRows
+from paged.scheduler.wide_edits import WideRowEdits
 
 
 class Batch(NamedTuple):
@@ -19,6 +21,7 @@ class Batch(NamedTuple):
       wants_logprobs: some sequence wants log probabilities.
       uses_masks: some sequence takes its token from those that a mask allows.
       wants_hidden: some sequence wants its final hidden state.
+      wide_edits: of the sequences whose logit edits are not in `packed`, as they are too many.
     """
 
     packed: np.ndarray
@@ -26,6 +29,7 @@ class Batch(NamedTuple):
     wants_logprobs: bool
     uses_masks: bool = False
     wants_hidden: bool = False
+    wide_edits: Sequence[WideRowEdits] = ()
 
 
 class _Sequences(NamedTuple):
@@ -90,11 +94,11 @@ def build_batch(
         for i in [i for i, count in enumerate(rows.counts) if count > 1]:
             _fill_first_tokens(views, rows[i], int(token_stops[i]) - 1, table, block_size)
     _fill_last_tokens(views, seqs, table, block_size)
-    is_greedy = _fill_sampling(views, seqs, table)
+    is_greedy, wide_edits = _fill_sampling(views, seqs, table)
     wants_logprobs, uses_masks = bool(views["wants_logprobs"][0]), bool(views["uses_masks"][0])
     # Of a prompt that goes on in a later step the row is of no use, but this is rare and cheap.
     wants_hidden = bool(table.wants_hidden[seqs.batch_rows].any())
-    return Batch(packed, is_greedy, wants_logprobs, uses_masks, wants_hidden)
+    return Batch(packed, is_greedy, wants_logprobs, uses_masks, wants_hidden, wide_edits)
 
 
 def _fill_first_tokens(
@@ -155,11 +159,14 @@ def _last_token_ids(seqs: _Sequences) -> np.ndarray:
     return np.array(token_ids, np.int32)
 
 
-def _fill_sampling(views: dict[str, np.ndarray], seqs: _Sequences, table: RowTable) -> bool:
+def _fill_sampling(
+    views: dict[str, np.ndarray], seqs: _Sequences, table: RowTable
+) -> tuple[bool, Sequence[WideRowEdits]]:
     """Write the parameters of the sequences that sample; others stay greedy and keep nothing.
 
     Returns:
-      Whether all of them take their likeliest token, and nothing else is wanted.
+      Whether all of them take their likeliest token, and nothing else is wanted; and the edits that
+      are too many to be written.
     """
     samples = seqs.rows.samples
     sampling: np.ndarray | slice = slice(len(samples))
@@ -173,16 +180,25 @@ def _fill_sampling(views: dict[str, np.ndarray], seqs: _Sequences, table: RowTab
     is_greedy = bool(table.is_greedy[batch_rows].all())
     has_edits = table.has_edits[batch_rows]
     if not has_edits.any():
-        return is_greedy
-    num_edits = 0
+        return is_greedy, ()
+    num_edits, wide_edits = 0, []
     for i in np.arange(len(samples))[sampling][has_edits].tolist():
         request = seqs.rows.requests[i]
         assert request.logit_edits is not None
         known = request.output_token_ids
         num_outputs = int(seqs.last_positions[i]) + 1 - request.num_prompt_tokens
-        edits = request.logit_edits.at(known, num_outputs - len(known))
+        num_in_flight = num_outputs - len(known)
+        if (fixed := request.logit_edits.wide) is not None:
+            forbidden = request.logit_edits.forbidden_at(known, num_in_flight)
+            wide_edits.append(WideRowEdits(i, fixed, forbidden))
+            continue
+        edits = request.logit_edits.at(known, num_in_flight)
         views["edit_ids"][i, : len(edits)] = [token_id for token_id, _ in edits]
         values = np.array([value for _, value in edits], np.float32)
         views["edit_values"][i, : len(edits)] = values.view(np.int32)
         num_edits += len(edits)
-    return is_greedy and not num_edits
+    wide_edits = [edits for edits in wide_edits if not edits.is_empty]
+    if wide_edits:
+        views["uses_wide_edits"][0] = 1
+        views["num_wide_biases"][0] = max(edits.fixed.bias_ids.size for edits in wide_edits)
+    return is_greedy and not (num_edits or wide_edits), wide_edits

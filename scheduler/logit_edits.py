@@ -1,16 +1,39 @@
 """`LogitEdits`: the token ids whose logits one request changes, and by how much, at each step.
 
 Biases, allow-lists, bad words and stop tokens held back by `min_tokens` are all the same thing to
-the device: a short list of (token id, value to add), where minus infinity forbids the token.
+the device: a short list of (token id, value to add), where minus infinity forbids the token. A list
+that is not short goes there as biases and a bit for every token (docs/decisions/0048).
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from paged.scheduler.params import MAX_LOGIT_EDITS, ParameterError, SamplingParams
+import numpy as np
+
+from paged.scheduler.params import (
+    MAX_LOGIT_BIASES,
+    MAX_PACKED_EDITS,
+    ParameterError,
+    SamplingParams,
+)
 
 _FORBID = -math.inf
+_WORD_BITS = 32  # tokens per word of a mask
+
+
+class WideRow(NamedTuple):
+    """What a request with many edits changes at every step; its samples share the arrays.
+
+    Attributes:
+      allowed: int32 `[mask_words]`, a bit per token, 0 forbids it; None allows all.
+      bias_ids, bias_values: int32 and float32 `[num_biases]`.
+    """
+
+    allowed: np.ndarray | None
+    bias_ids: np.ndarray
+    bias_values: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +46,8 @@ class LogitEdits:
       held_back: stop ids forbidden until `min_tokens` tokens exist.
       min_tokens: as in the sampling parameters.
       only_edits: every token that is not in `fixed` is forbidden (an allow-list).
+      wide: what `fixed` and the bad words of one token are on the long way; None: the edits fit
+        into every step's packed array.
     """
 
     fixed: tuple[tuple[int, float], ...] = ()
@@ -30,6 +55,16 @@ class LogitEdits:
     held_back: tuple[int, ...] = ()
     min_tokens: int = 0
     only_edits: bool = False
+    wide: WideRow | None = None
+    # Of the bad words of several tokens, those whose last token but one this is.
+    _by_last: Mapping[int, list[tuple[int, ...]]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_last: dict[int, list[tuple[int, ...]]] = {}
+        for word in self.bad_words:
+            if len(word) > 1:
+                by_last.setdefault(word[-2], []).append(word)
+        object.__setattr__(self, "_by_last", by_last)
 
     @property
     def depends_on_tokens(self) -> bool:
@@ -37,7 +72,7 @@ class LogitEdits:
 
         Such a request cannot take a step while its last sample is still on the device.
         """
-        return any(len(word) > 1 for word in self.bad_words)
+        return bool(self._by_last)
 
     def at(
         self, output_token_ids: Sequence[int], num_in_flight: int = 0
@@ -51,21 +86,29 @@ class LogitEdits:
         Raises:
           ValueError: if they depend on tokens in flight.
         """
+        singles = (word[0] for word in self.bad_words if len(word) == 1)
+        forbidden = [*singles, *self.forbidden_at(output_token_ids, num_in_flight)]
+        return [*self.fixed, *((token_id, _FORBID) for token_id in forbidden)]
+
+    def forbidden_at(self, output_token_ids: Sequence[int], num_in_flight: int = 0) -> list[int]:
+        """Return what only the next step forbids; arguments and errors as those of `at`."""
         if num_in_flight and self.depends_on_tokens:
             raise ValueError(
                 f"bad words depend on {num_in_flight} tokens that the device has not returned; "
                 "schedule the request after them."
             )
-        edits = list(self.fixed)
-        for word in self.bad_words:
-            prefix = word[:-1]
-            if len(prefix) <= len(output_token_ids) and (
-                not prefix or tuple(output_token_ids[-len(prefix) :]) == prefix
-            ):
-                edits.append((word[-1], _FORBID))
+        forbidden = list(self._completions(output_token_ids))
         if len(output_token_ids) + num_in_flight < self.min_tokens:
-            edits += [(token_id, _FORBID) for token_id in self.held_back]
-        return edits
+            forbidden += self.held_back
+        return forbidden
+
+    def _completions(self, output_token_ids: Sequence[int]) -> Iterator[int]:
+        """Yield the tokens that would complete a bad word of several tokens."""
+        if not self._by_last or not output_token_ids:
+            return
+        for word in self._by_last.get(output_token_ids[-1], ()):
+            if tuple(output_token_ids[-len(word) + 1 :]) == word[:-1]:
+                yield word[-1]
 
 
 def make_logit_edits(
@@ -84,16 +127,19 @@ def make_logit_edits(
       bad_words: token sequences of `params.bad_words`.
 
     Raises:
-      ParameterError: for an id outside the vocabulary, or more than `MAX_LOGIT_EDITS` edits.
+      ParameterError: for an id outside the vocabulary, or more than `MAX_LOGIT_BIASES` biases.
     """
     bias = dict(params.logit_bias or {})
     allowed = params.allowed_token_ids
     for name, ids in (("logit_bias", bias), ("allowed_token_ids", allowed or ())):
-        for token_id in ids:
-            if token_id >= vocab_size:
-                raise ParameterError(
-                    name, token_id, f"must hold ids below the vocabulary size {vocab_size}"
-                )
+        if ids and max(ids) >= vocab_size:
+            raise ParameterError(
+                name, max(ids), f"must hold ids below the vocabulary size {vocab_size}"
+            )
+    if len(bias) > MAX_LOGIT_BIASES:
+        raise ParameterError(
+            "logit_bias", f"{len(bias)} ids", f"must have at most {MAX_LOGIT_BIASES} token ids"
+        )
     if allowed is None:
         fixed = tuple(bias.items())
     else:
@@ -101,27 +147,41 @@ def make_logit_edits(
     held_back = tuple(dict.fromkeys(stop_ids)) if params.min_tokens else ()
     if not (fixed or bad_words or held_back):
         return None
-    total = len(fixed) + len(bad_words) + len(held_back)
-    if total > MAX_LOGIT_EDITS:
-        name = _largest_contributor(len(fixed), len(bad_words), allowed is not None)
-        raise ParameterError(
-            name,
-            total,
-            f"must not change more than {MAX_LOGIT_EDITS} token ids together with the other "
-            "biases, bad words and stop ids held back by min_tokens",
-        )
+    is_wide = len(fixed) + len(bad_words) + len(held_back) > MAX_PACKED_EDITS
     return LogitEdits(
         fixed=fixed,
         bad_words=tuple(tuple(word) for word in bad_words),
         held_back=held_back,
         min_tokens=params.min_tokens,
         only_edits=allowed is not None,
+        wide=_wide_row(allowed, bias, bad_words, vocab_size) if is_wide else None,
     )
 
 
-def _largest_contributor(num_fixed: int, num_bad_words: int, has_allow_list: bool) -> str:
-    if num_bad_words > num_fixed:
-        return "bad_words"
-    if num_fixed:
-        return "allowed_token_ids" if has_allow_list else "logit_bias"
-    return "stop_token_ids"
+def forbid(allowed: np.ndarray, token_ids: Iterable[int]) -> None:
+    """Clear the bits of tokens in a row of a mask, int32 `[mask_words]`."""
+    ids = np.fromiter(token_ids, np.int64)
+    bits = np.left_shift(np.uint32(1), (ids % _WORD_BITS).astype(np.uint32))
+    np.bitwise_and.at(allowed.view(np.uint32), ids // _WORD_BITS, ~bits)
+
+
+def _wide_row(
+    allowed: Sequence[int] | None,
+    bias: Mapping[int, float],
+    bad_words: Sequence[Sequence[int]],
+    vocab_size: int,
+) -> WideRow:
+    singles = [word[0] for word in bad_words if len(word) == 1]
+    mask: np.ndarray | None = None
+    if allowed is not None or singles:
+        mask = np.full(-(-vocab_size // _WORD_BITS), -1, np.int32)
+    if allowed is not None:
+        assert mask is not None
+        is_listed = np.zeros(mask.size * _WORD_BITS, np.bool_)
+        is_listed[np.array(allowed)] = True
+        mask[:] = np.packbits(is_listed, bitorder="little").view("<i4")
+    if mask is not None:
+        forbid(mask, singles)
+    return WideRow(
+        mask, np.fromiter(bias, np.int32, len(bias)), np.fromiter(bias.values(), np.float32)
+    )

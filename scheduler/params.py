@@ -13,8 +13,22 @@ from paged.scheduler.repetition import RepetitionDetection
 MAX_STOP_STRINGS = 64
 """Most stop strings of one request (the HTTP interface allows 4, as OpenAI documents)."""
 
-MAX_LOGIT_EDITS = 64
-"""Most token ids whose logits one request may change: biases, bans and stop ids held back."""
+MAX_PACKED_EDITS = 64
+"""Most token ids whose logits a request changes on the short way, with every step's other inputs;
+what changes more takes the long way (`paged.scheduler.wide_edits`)."""
+
+MAX_LOGIT_BIASES = 1024
+"""Most biases of one request (OpenAI documents 300); a static shape of the compiled step."""
+
+MAX_ALLOWED_TOKEN_IDS = 2**18
+"""Most token ids of an allow-list: all of the largest vocabularies."""
+
+MAX_STOP_TOKEN_IDS = 1024
+"""Most token ids that end one request."""
+
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORDS_LENGTH = 65536
+"""Most bad words of one request, and characters of all of them: they are tokenized at admission."""
 
 MAX_LOGPROBS = 20
 """Most alternatives per position, OpenAI's limit; a static shape of the compiled step."""
@@ -135,21 +149,21 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), low=0, high=MAX_LOGPROBS)
-        chosen = self._checked_ids("logprob_token_ids", self.logprob_token_ids) or None
+        chosen = (
+            self._checked_ids("logprob_token_ids", self.logprob_token_ids, MAX_LOGPROB_TOKEN_IDS)
+            or None
+        )
         if chosen is not None:
-            if len(chosen) > MAX_LOGPROB_TOKEN_IDS:
-                raise ParameterError(
-                    "logprob_token_ids",
-                    len(chosen),
-                    f"must hold at most {MAX_LOGPROB_TOKEN_IDS} token ids",
-                )
             self._set("logprobs", 0)
         self._set("logprob_token_ids", chosen)
         if self.seed is not None:
             _check_integer("seed", self.seed, low=-(2**63), high=2**63 - 1)
         self._set("_stop", self._checked_stop())
-        self._set("stop_token_ids", self._checked_ids("stop_token_ids", self.stop_token_ids) or ())
-        allowed = self._checked_ids("allowed_token_ids", self.allowed_token_ids)
+        stop_ids = self._checked_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        self._set("stop_token_ids", stop_ids or ())
+        allowed = self._checked_ids(
+            "allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS
+        )
         if allowed is not None and not allowed:
             raise ParameterError("allowed_token_ids", self.allowed_token_ids, "must not be empty")
         self._set("allowed_token_ids", allowed)
@@ -207,12 +221,19 @@ class SamplingParams:
                 raise ParameterError("stop", self.stop, "must hold non-empty strings")
         return stop
 
-    def _checked_ids(self, name: str, ids: Sequence[int] | None) -> tuple[int, ...] | None:
+    def _checked_ids(
+        self, name: str, ids: Sequence[int] | None, limit: int
+    ) -> tuple[int, ...] | None:
         if ids is None:
             return None
-        for token_id in ids:
-            _check_integer(name, token_id, low=0)
-        return tuple(dict.fromkeys(ids))
+        # Lists may be long: the loop that finds the culprit runs only if there is one.
+        if set(map(type, ids)) - {int} or (ids and min(ids) < 0):
+            for token_id in ids:
+                _check_integer(name, token_id, low=0)
+        unique = tuple(dict.fromkeys(ids))
+        if len(unique) > limit:
+            raise ParameterError(name, f"{len(unique)} ids", f"must hold at most {limit} token ids")
+        return unique
 
     def _checked_bias(self) -> dict[int, float] | None:
         if self.logit_bias is None:
@@ -228,6 +249,14 @@ class SamplingParams:
         words = () if self.bad_words is None else tuple(self.bad_words)
         if isinstance(self.bad_words, str) or not all(isinstance(w, str) and w for w in words):
             raise ParameterError("bad_words", self.bad_words, "must hold non-empty strings")
+        length = sum(map(len, words))
+        if len(words) > MAX_BAD_WORDS or length > MAX_BAD_WORDS_LENGTH:
+            raise ParameterError(
+                "bad_words",
+                f"{len(words)} of {length} characters",
+                f"must hold at most {MAX_BAD_WORDS} strings, of {MAX_BAD_WORDS_LENGTH} characters "
+                "in all",
+            )
         self._set("bad_words", words)
 
 

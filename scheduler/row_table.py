@@ -94,14 +94,14 @@ def _is_greedy(request: Request) -> bool:
         and params.frequency_penalty == 0
         and params.repetition_penalty == 1
         and params.logprobs is None
-        and not (edits and edits.only_edits)
+        and not (edits and edits.only_edits and edits.wide is None)
         and request.constraint is None
     )
 
 
 def _make_sampling_row(request: Request) -> np.ndarray:
     """Return a request's sampling parameters for the device; they hold for all of its steps."""
-    params = request.params
+    params, edits = request.params, request.logit_edits
     return sampling_row(
         temperature=params.temperature,
         top_p=params.top_p,
@@ -112,5 +112,5 @@ def _make_sampling_row(request: Request) -> np.ndarray:
         top_k=params.top_k,
         seed=request.seed,
         num_prompt_tokens=request.num_prompt_tokens,
-        only_edits=request.logit_edits is not None and request.logit_edits.only_edits,
+        only_edits=edits is not None and edits.only_edits and edits.wide is None,
     )

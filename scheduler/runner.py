@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paged.kv_cache import KVCache
-from paged.models.batch import SampledTokens
+from paged.models.batch import SampledTokens, WideEdits
 from paged.models.executables import ExecutableStore
 from paged.models.forward import split_head
 from paged.models.packing import BatchLayout
@@ -25,6 +25,7 @@ from paged.scheduler.prompt_scoring import PendingScores, Scores, scored_rows
 from paged.scheduler.row_table import RowTable
 from paged.scheduler.step_programs import StepPrograms, compile_programs, step_layout
 from paged.scheduler.structured.masked_step import MaskedStep
+from paged.scheduler.wide_edits import fill_wide_edits
 
 
 class BlockMover(Protocol):
@@ -124,7 +125,7 @@ class ModelRunner:
         self._last_tokens = jnp.zeros(max_num_seqs, jnp.int32, device=everywhere)
         self._rows = RowTable(max_num_seqs, max_blocks_per_seq, num_groups)
         self._vocab_size = vocab_size
-        self._no_masks: dict[int, jax.Array] = {}  # by rows of the head; nobody reads what is in it
+        self._no_edits: dict[int, WideEdits] = {}  # by rows of the head; nobody reads what is in it
         self._block_mover = block_mover
         self._is_host = jax.default_backend() == "cpu"
         self._table: BucketTable | None = None
@@ -139,6 +140,10 @@ class ModelRunner:
             vocab_size=self._vocab_size,
             num_groups=num_groups,
         )
+
+    def _head_layout(self, num_rows: int) -> BatchLayout:
+        """Return the layout of the programs that choose tokens for so many sequences."""
+        return self.layout(Bucket(num_rows, num_rows))
 
     @property
     def programs(self) -> StepPrograms:
@@ -172,8 +177,8 @@ class ModelRunner:
             progress=progress,
         )
         self._table = table
-        self._no_masks = {
-            size: jnp.zeros((size, mask_words(self._vocab_size)), jnp.int32)
+        self._no_edits = {
+            size: jax.tree.map(jnp.asarray, self._head_layout(size).empty_wide_edits())
             for size in table.sample_sizes
         }
         bucket = table.buckets[0]
@@ -294,10 +299,13 @@ class ModelRunner:
                 self._head_params, hidden, rows, self._last_tokens
             )
         else:
-            allowed = self._no_masks[size] if masks is None else masks
+            wide = self._no_edits[size]
+            allowed = wide.allowed if masks is None else masks
+            if batch.wide_edits:
+                wide = fill_wide_edits(batch.wide_edits, self._head_layout(size))
             cached = self._kv_cache.token_ids
             samples, self._last_tokens = programs.sample[size](
-                self._head_params, hidden, rows, cached, self._last_tokens, allowed
+                self._head_params, hidden, rows, cached, self._last_tokens, allowed, wide
             )
             token_ids = samples.token_ids
         logprobs = samples if batch.wants_logprobs else None

@@ -24,7 +24,7 @@ from paged.models.step import (
     compile_sample,
 )
 from paged.scheduler.buckets import Bucket, BucketTable
-from paged.scheduler.params import MAX_LOGIT_EDITS, MAX_LOGPROBS
+from paged.scheduler.params import MAX_LOGIT_BIASES, MAX_LOGPROBS, MAX_PACKED_EDITS
 
 # XLA compiles without the interpreter lock; more threads than this only add peak memory.
 _COMPILE_THREADS = 2
@@ -56,9 +56,10 @@ def step_layout(
         num_tokens=bucket.num_tokens,
         num_seqs=bucket.num_seqs,
         max_blocks_per_seq=max_blocks_per_seq,
-        max_logit_edits=MAX_LOGIT_EDITS,
+        max_logit_edits=MAX_PACKED_EDITS,
         vocab_size=vocab_size,
         num_groups=num_groups,
+        max_logit_biases=MAX_LOGIT_BIASES,
     )
 
 

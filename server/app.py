@@ -140,7 +140,7 @@ def root_path_middleware(root_path: str) -> Middleware:
 
 
 def slash_middleware() -> Middleware:
-    """Return the middleware that reads `/v1//models` as `/v1/models`.
+    """Return the middleware that reads `/v1//models` and `/v1/models/` as `/v1/models`.
 
     Clients join a base URL that ends in a slash with a path that begins with one. A redirect
     would make some of them repeat a POST as a GET, so the request is handed to the right handler
@@ -150,9 +150,9 @@ def slash_middleware() -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         path = request.rel_url.raw_path
-        if "//" not in path and not request.get(_IS_STRIPPED):
+        single = re.sub("//+", "/", path).rstrip("/") or "/"
+        if single == path and not request.get(_IS_STRIPPED):
             return await handler(request)
-        single = re.sub("//+", "/", path)
         url = URL.build(path=single, query_string=request.rel_url.raw_query_string, encoded=True)
         app = request.app
         request = request.clone(rel_url=url)

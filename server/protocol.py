@@ -13,7 +13,13 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from paged.scheduler.params import MAX_STOP_STRINGS
+from paged.scheduler.params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 from paged.server.errors import SCHEMA_ERROR, ApiError
 
 BODY_TIMEOUT = web.AppKey("body_timeout", float)
@@ -23,9 +29,10 @@ BODY_TIMEOUT = web.AppKey("body_timeout", float)
 # then be walked in Python on the event loop.
 type ShortText = Annotated[str, Meta(max_length=4096)]
 type StopStrings = ShortText | Annotated[list[ShortText], Meta(max_length=MAX_STOP_STRINGS)]
-type TokenIds = Annotated[list[int], Meta(max_length=1024)]
-type LogitBias = Annotated[dict[str, float], Meta(max_length=1024)]
-type BadWords = Annotated[list[ShortText], Meta(max_length=128)]
+type TokenIds = Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)]
+type AllowedTokenIds = Annotated[list[int], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)]
+type LogitBias = Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIASES)]
+type BadWords = Annotated[list[ShortText], Meta(max_length=MAX_BAD_WORDS)]
 # It is logged: no line breaks, no terminal escapes.
 type RequestId = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -58,7 +65,7 @@ class StructuredOutputsFields(Struct, kw_only=True):
     json_object: bool | None = None
     structural_tag: Any = None
     disable_any_whitespace: bool | None = None
-    disable_additional_properties: bool = False
+    disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
 
 
@@ -81,7 +88,7 @@ class GenerationRequest(Struct, kw_only=True):
     max_tokens: int | None = None
     min_tokens: int | None = None
     logit_bias: LogitBias | None = None
-    allowed_token_ids: TokenIds | None = None
+    allowed_token_ids: AllowedTokenIds | None = None
     bad_words: BadWords | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False

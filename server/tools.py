@@ -128,9 +128,12 @@ def tool_use(
     called = [tool for tool in tools if tool.function.name in names]
     is_single = chosen is not None or request.parallel_tool_calls is False or format.is_single
     grammar = _Grammar(context, format, called, prefix)
+    constraint = grammar.forced(is_single) if is_forced else grammar.strict(request)
+    # Without its mark a call would have escaped the grammar.
+    bare_names = set() if constraint is not None and grammar.has_mark else names
     return ToolUse(
-        make_parser=lambda: format.make_parser(names),
-        structured_outputs=grammar.forced(is_single) if is_forced else grammar.strict(request),
+        make_parser=lambda: format.make_parser(bare_names),
+        structured_outputs=constraint,
         is_forced=is_forced,
         is_single=is_single,
         finish_reason="stop" if chosen is not None else "tool_calls",
@@ -166,6 +169,11 @@ class _Grammar:
         self._tools = tools
         self._mark_ids = mark_ids(context, format.marks)
         self._prefix = prefix
+
+    @property
+    def has_mark(self) -> bool:
+        """Whether calls are told from text by a mark."""
+        return self._form is not None and bool(self._form.mark)
 
     def forced(self, is_single: bool) -> StructuredOutputs:
         """Return what leaves nothing but calls."""

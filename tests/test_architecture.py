@@ -56,6 +56,7 @@ REACHES_DOWN = {
     "step_programs",  # compiles them
     "workload",  # asks for the windows of layers
     "transfer",  # copies blocks of the cache
+    "wide_edits",  # fills the batch types
 }
 USES_JAX = {"exporting", "host_rates", "loading", "placement", "runner", "transfer"}
 JAX = {"jax", "jaxlib", "flax", "jaxtyping", "optax", "orbax"}

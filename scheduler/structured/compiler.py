@@ -6,6 +6,7 @@ hostile grammar ends in an error after a bounded time; what it delays are other 
 
 import asyncio
 import concurrent.futures
+import functools
 import logging
 import threading
 import time
@@ -22,6 +23,7 @@ from paged.scheduler.errors import QueueFullError
 from paged.scheduler.structured.config import StructuredOutputsConfig
 from paged.scheduler.structured.grammar_constraint import GrammarConstraint, first_line
 from paged.scheduler.structured.grammar_text import constraint_source, grammar_text
+from paged.scheduler.structured.json_numbers import NumberLength, NumberTokens
 from paged.scheduler.structured.params import StructuredOutputs
 
 logger = logging.getLogger(__name__)
@@ -41,13 +43,16 @@ class Grammar:
 
     Attributes:
       matcher: at its start; copied, never used.
+      number_tokens: of the vocabulary, if the outputs are JSON.
     """
 
     matcher: LLMatcher
+    number_tokens: NumberTokens | None = None
 
     def start(self, *, jumps: bool) -> GrammarConstraint:
         """Return the constraint of a sample without output."""
-        return GrammarConstraint(self.matcher.deep_copy(), jumps=jumps)
+        number = None if self.number_tokens is None else NumberLength(self.number_tokens)
+        return GrammarConstraint(self.matcher.deep_copy(), jumps=jumps, number=number)
 
 
 @dataclass(slots=True)
@@ -87,6 +92,7 @@ class GrammarCompiler:
         self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS, "paged-grammar")
         self._lock = threading.Lock()
         self._tokenizer: concurrent.futures.Future[LLTokenizer] | None = None
+        self._number_tokens: NumberTokens | None = None  # when there is a tokenizer
         self._ready_at = clock()  # moment when there was a tokenizer
         self._compiled: OrderedDict[str, Grammar] = OrderedDict()
         # By grammar, and the field that errors name.
@@ -190,6 +196,11 @@ class GrammarCompiler:
         assert self._tokenizer is not None
         try:
             tokenizer = self._make_tokenizer()
+            self._number_tokens = NumberTokens(
+                functools.cache(lambda token_id: tokenizer.decode_bytes([token_id])),
+                vocab_size=tokenizer.vocab_size,
+                num_words=self._num_words,
+            )
             self._ready_at = self._clock()
             self._tokenizer.set_result(tokenizer)
         except Exception as error:
@@ -236,17 +247,31 @@ class GrammarCompiler:
             raise outputs.refuse(f"does not work with this model's tokenizer: {error}") from None
 
     def _build(self, tokenizer: LLTokenizer, outputs: StructuredOutputs) -> Grammar:
-        matcher = self._make_matcher(tokenizer, grammar_text(outputs, self._config))
-        # The first mask shows what compiling alone does not: a grammar too large to run, or one
-        # that nothing matches. The copies have what was computed for it.
-        mask = np.zeros(self._num_words, np.int32)
-        if not matcher.is_error():
-            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        text = grammar_text(outputs, self._config)
+        matcher, mask = self._try(tokenizer, text)
+        if matcher.is_error() or not mask.any():
+            # Narrowed, a schema may be too complex, or contradict itself.
+            as_given = grammar_text(outputs, self._config, narrows=False)
+            if as_given != text:
+                matcher, mask = self._try(tokenizer, as_given)
         if matcher.is_error():
             raise outputs.refuse(f"cannot be compiled: {first_line(matcher.get_error())}")
         if not mask.any():
             raise outputs.refuse("allows no output at all")
-        return Grammar(matcher)
+        is_json = outputs.kind in ("json", "json_object")
+        return Grammar(matcher, self._number_tokens if is_json else None)
+
+    def _try(self, tokenizer: LLTokenizer, text: str) -> tuple[LLMatcher, np.ndarray]:
+        """Return the matcher of a grammar, and its first mask, int32 `[num_words]`.
+
+        The mask shows what compiling alone does not: a grammar too large to run, or one that
+        nothing matches. The copies have what was computed for it.
+        """
+        matcher = self._make_matcher(tokenizer, text)
+        mask = np.zeros(self._num_words, np.int32)
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        return matcher, mask
 
 
 def _watched[T](future: "concurrent.futures.Future[T]") -> asyncio.Future[T]:

@@ -9,7 +9,9 @@ class StructuredOutputsConfig:
 
     Attributes:
       disable_any_whitespace: write JSON without white space.
-      disable_additional_properties: objects have the properties that their schema names, only.
+      disable_additional_properties: objects have the properties that their schema names, only,
+        unless it speaks of others; True, as in vLLM's default backend: models that may invent
+        properties go on to do so.
       compile_timeout: seconds that one grammar may take to compile.
       max_size: bytes of the text of a schema, regular expression, grammar or list of choices.
       max_depth: levels of nesting of a schema.
@@ -19,7 +21,7 @@ class StructuredOutputsConfig:
     """
 
     disable_any_whitespace: bool = True
-    disable_additional_properties: bool = False
+    disable_additional_properties: bool = True
     compile_timeout: float = 5.0
     max_size: int = 65536
     max_depth: int = 64

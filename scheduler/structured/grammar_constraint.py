@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
+from paged.scheduler.structured.json_numbers import NumberLength
+
 
 class GrammarConstraint:
     """The state of a grammar after the tokens that were accepted (mutable; one per sample).
@@ -12,13 +14,17 @@ class GrammarConstraint:
     Args:
       matcher: at its start, and nobody else's.
       jumps: whether tokens without an alternative may be appended unsampled.
+      number: measures the number that the output ends with; None: it is no JSON.
     """
 
-    __slots__ = ("jumps", "matcher")
+    __slots__ = ("jumps", "matcher", "number")
 
-    def __init__(self, matcher: LLMatcher, *, jumps: bool) -> None:
+    def __init__(
+        self, matcher: LLMatcher, *, jumps: bool, number: NumberLength | None = None
+    ) -> None:
         self.matcher = matcher
         self.jumps = jumps
+        self.number = number
 
     @property
     def is_over(self) -> bool:
@@ -32,7 +38,11 @@ class GrammarConstraint:
 
     def accept(self, token_id: int) -> bool:
         """Append a token; False if it must not follow, after which nothing is accepted."""
-        return self.matcher.consume_token(token_id)
+        if not self.matcher.consume_token(token_id):
+            return False
+        if self.number is not None:
+            self.number.feed((token_id,))
+        return True
 
     def take_forced(self, limit: int) -> list[int]:
         """Return and accept the next tokens, at most `limit`, to which there is no alternative.
@@ -44,7 +54,20 @@ class GrammarConstraint:
         forced = self.matcher.compute_ff_tokens()[:limit]
         if forced and not self.matcher.consume_tokens(forced):
             return []
+        if self.number is not None:
+            self.number.feed(forced)
         return forced
+
+    def end_number(self, mask: np.ndarray) -> None:
+        """Forbid more digits where the output ends with a number that is long enough.
+
+        Args:
+          mask: int32 `[num_words]`, what the grammar allows; changed if something is left of it.
+        """
+        if self.number is not None and self.number.must_end:
+            ended = mask & self.number.tokens.others
+            if ended.any():
+                mask[:] = ended
 
 
 class MaskFiller:
@@ -72,6 +95,8 @@ class MaskFiller:
             self._executor.unsafe_compute_mask_ptr(
                 pairs, masks.ctypes.data, row_bytes, masks.shape[0]
             )
+        for constraint, row in wanted:
+            constraint.end_number(masks[row])
 
 
 def first_line(error: str, limit: int = 300) -> str:

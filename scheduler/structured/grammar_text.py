@@ -33,8 +33,16 @@ def constraint_source(outputs: StructuredOutputs, config: StructuredOutputsConfi
     return json.dumps([outputs.kind, text, is_closed, sorted(_options(outputs, config).items())])
 
 
-def grammar_text(outputs: StructuredOutputs, config: StructuredOutputsConfig) -> str:
+def grammar_text(
+    outputs: StructuredOutputs, config: StructuredOutputsConfig, *, narrows: bool = True
+) -> str:
     """Return the grammar of a constraint that `constraint_source` has let through.
+
+    Args:
+      outputs: the constraint.
+      config: how JSON is written.
+      narrows: leave out what only makes outputs longer: texts before the match of a pattern, and
+        additional properties unless the request says so (`rewrite_schema`).
 
     Raises: ParameterError if it is seen here that there can be none.
     """
@@ -42,7 +50,8 @@ def grammar_text(outputs: StructuredOutputs, config: StructuredOutputsConfig) ->
     try:
         match outputs.kind:
             case "json":
-                return _from_schema(_checked_schema(outputs, value, config), outputs, config)
+                schema = _checked_schema(outputs, value, config, narrows)
+                return _from_schema(schema, outputs, config)
             case "json_object":
                 return _from_schema(_ANY_OBJECT, outputs, config)
             case "regex":
@@ -53,7 +62,7 @@ def grammar_text(outputs: StructuredOutputs, config: StructuredOutputsConfig) ->
             case "grammar":
                 return LLMatcher.grammar_from_lark(any_to_lark(value))
             case _:
-                return _from_tags(outputs, value, config)
+                return _from_tags(outputs, value, config, narrows)
     except ParameterError:
         raise
     except RecursionError:
@@ -83,7 +92,10 @@ def _from_schema(
 
 
 def _checked_schema(
-    outputs: StructuredOutputs, schema: Any, config: StructuredOutputsConfig
+    outputs: StructuredOutputs,
+    schema: Any,
+    config: StructuredOutputsConfig,
+    narrows: bool,
 ) -> Mapping[str, Any]:
     """Return a schema as the library should see it."""
     if schema is False:
@@ -92,13 +104,18 @@ def _checked_schema(
         return {}
     if not isinstance(schema, Mapping):
         raise outputs.refuse("must be a JSON object")
-    is_closed = outputs.disable_additional_properties or config.disable_additional_properties
-    rewritten = rewrite_schema(schema, closes_objects=is_closed)
+    is_closed = outputs.disable_additional_properties
+    if is_closed is None:
+        is_closed = narrows and config.disable_additional_properties
+    rewritten = rewrite_schema(schema, closes_objects=is_closed, bounds_patterns=narrows)
     return {name: value for name, value in rewritten.items() if name != _LIBRARY_OPTIONS}
 
 
 def _from_tags(
-    outputs: StructuredOutputs, value: Mapping[str, Any], config: StructuredOutputsConfig
+    outputs: StructuredOutputs,
+    value: Mapping[str, Any],
+    config: StructuredOutputsConfig,
+    narrows: bool,
 ) -> str:
     """Return the grammar of free text with tags in it."""
     triggers, structures = value.get("triggers"), value.get("structures")
@@ -116,7 +133,7 @@ def _from_tags(
         trigger = next((t for t in triggers if t and begin.startswith(str(t))), None)
         if trigger is None:
             raise outputs.refuse(f"has no trigger that {begin!r} begins with")
-        schema = dict(_checked_schema(outputs, tag.get("schema", {}), config))
+        schema = dict(_checked_schema(outputs, tag.get("schema", {}), config, narrows))
         schema[_LIBRARY_OPTIONS] = _options(outputs, config)
         tags.append(StructTag(trigger=str(trigger), begin=begin, grammar=schema, end=end))
     # Triggers are text here: what looks like a special token may be none of this model's.

@@ -29,7 +29,7 @@ class StructuredOutputs:
       disable_any_whitespace: write JSON without white space. False lets the model place it freely,
         with which a small model may fill its whole output. None: as the engine's settings say.
       disable_additional_properties: objects of the schema have no properties that it does not
-        name, unless it says so itself.
+        name, unless it says so itself. None: as the engine's settings say.
       whitespace_pattern: regular expression of the white space in JSON, instead.
       source: the field of the caller's request that errors name.
 
@@ -47,7 +47,7 @@ class StructuredOutputs:
     json_object: bool | None = None
     structural_tag: str | Mapping[str, Any] | None = None
     disable_any_whitespace: bool | None = None
-    disable_additional_properties: bool = False
+    disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
     source: str = field(default=_SOURCE, compare=False)
 
@@ -65,7 +65,7 @@ class StructuredOutputs:
                 object.__setattr__(self, name, self._parsed(name))
         for name in ("disable_any_whitespace", "disable_additional_properties"):
             value = getattr(self, name)
-            if not isinstance(value, bool) and (value is not None or "whitespace" not in name):
+            if value is not None and not isinstance(value, bool):
                 raise self._error(name, "must be true or false")
 
     @property

@@ -19,7 +19,7 @@ class ToolFormat:
     """How a family of models writes tool calls.
 
     Attributes:
-      make_parser: from the names of the functions there are.
+      make_parser: from the names of the functions that count as calls without a mark.
       marks: in the text; where one is a special token, special tokens have to stay in the text.
       forms: what a grammar demands where a call is required, by a mark that the vocabulary has to
         hold; "" is for the others.
@@ -34,7 +34,10 @@ class ToolFormat:
     has_short_ids: bool = False
 
 
-_HERMES = Frame(mark="<tool_call>", closing="</tool_call>")
+# Without its marks, too: Qwen2.5-Coder, whose template asks for them, mostly leaves them out.
+_HERMES = Frame(
+    mark="<tool_call>", closing="</tool_call>", starts_bare=True, fence=("```json", "```")
+)
 _LLAMA3 = Frame(mark="<|python_tag|>", separator=";", starts_bare=True)
 _LIST = Frame(mark="", opening="[", separator=",", closing="]", starts_bare=True)
 

@@ -21,6 +21,7 @@ class Frame:
       closing: stands after the last call; the text may end without it.
       starts_bare: calls may begin the text without the mark. Whether such a text is a call shows
         by its names alone, so only known functions count.
+      fence: what may open and close around bare calls; None: nothing.
     """
 
     mark: str
@@ -28,6 +29,7 @@ class Frame:
     separator: str = ""
     closing: str = ""
     starts_bare: bool = False
+    fence: tuple[str, str] | None = None
 
 
 class FramedCalls:
@@ -47,6 +49,7 @@ class FramedCalls:
         self._pending = ""  # not yet decided on
         self._raw = ""  # read since the text before a call, as long as the call has not begun
         self._is_marked = False
+        self._closing = frame.closing
         self._call = CallObject()
         self._step: Callable[[bool], bool] = self._in_text
         if frame.starts_bare:
@@ -70,14 +73,34 @@ class FramedCalls:
 
     def _at_start(self, is_over: bool) -> bool:
         text = self._pending.lstrip(SPACES)
-        first = self._frame.opening or "{"
-        if text.startswith(first):
-            self._is_marked = False
-            self._raw = self._take(len(self._pending) - len(text))
-            return self._go(self._at_opening)
-        if is_over or not first.startswith(text):
+        fence = self._frame.fence
+        self._closing = self._frame.closing
+        if text.startswith(self._bare_opening):
+            return self._begin_bare(text)
+        if fence and text.startswith(fence[0]):
+            self._closing = fence[1]
+            self._raw = self._take(len(self._pending) - len(text) + len(fence[0]))
+            return self._go(self._in_fence)
+        may_follow = self._bare_opening.startswith(text) or (fence and fence[0].startswith(text))
+        if is_over or not may_follow:
             return self._go(self._in_text)
         return False
+
+    @property
+    def _bare_opening(self) -> str:
+        return self._frame.opening or "{"
+
+    def _begin_bare(self, text: str) -> bool:
+        """Begin with what is pending but for the whitespace before `text`."""
+        self._is_marked = False
+        self._raw += self._take(len(self._pending) - len(text))
+        return self._go(self._at_opening)
+
+    def _in_fence(self, is_over: bool) -> bool:
+        text = self._pending.lstrip(SPACES)
+        if text.startswith(self._bare_opening):
+            return self._begin_bare(text)
+        return self._fail() if text or is_over else False
 
     def _in_text(self, is_over: bool) -> bool:
         text, mark = self._pending, self._frame.mark
@@ -85,7 +108,7 @@ class FramedCalls:
         if found >= 0:
             visible = text[:found].rstrip(SPACES)
             self.log.content(visible)
-            self._is_marked = True
+            self._is_marked, self._closing = True, self._frame.closing
             self._raw = self._take(found + len(mark))[len(visible) :]
             return self._go(self._at_opening)
         if is_over:
@@ -136,13 +159,14 @@ class FramedCalls:
         return self._go(self._at_closing)
 
     def _at_closing(self, is_over: bool) -> bool:
-        if self._frame.closing:
-            return self._expect(self._frame.closing, is_over, self._leave, self._leave)
+        if self._closing:
+            return self._expect(self._closing, is_over, self._leave, self._leave)
         return self._leave()
 
     def _leave(self) -> bool:
         self._raw = ""
-        return self._go(self._in_text)
+        repeats = self._frame.starts_bare and not (self._is_marked or self._frame.separator)
+        return self._go(self._at_start if repeats else self._in_text)
 
     def _expect(
         self, mark: str, is_over: bool, found: Callable[[], bool], missing: Callable[[], bool]

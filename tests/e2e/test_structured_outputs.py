@@ -133,6 +133,8 @@ def test_five_hundred_random_schemas_with_a_real_model(make_engine: Callable[...
     assert completed > 450
 
 
+PAIRS = [a + b for a in "XYZ !" for b in "ABCDEFGHIJKL"]
+
 MIXED: list[tuple[str, dict]] = [
     ("json", {"structured_outputs": StructuredOutputs(json=PERSON), "n": 3}),
     ("greedy", {"structured_outputs": StructuredOutputs(json=PERSON), "temperature": 0}),
@@ -154,6 +156,27 @@ MIXED: list[tuple[str, dict]] = [
             "ignore_eos": True,
         },
     ),
+    (
+        "many edits",
+        {
+            "allowed_token_ids": range(32, 120),
+            "logit_bias": {i: 2.0 for i in range(100, 180)},
+            "bad_words": PAIRS,
+            "repetition_penalty": 1.3,
+            "max_tokens": 40,
+            "n": 2,
+        },
+    ),
+    (
+        "many edits and a schema",
+        {
+            "structured_outputs": StructuredOutputs(json=PERSON),
+            "logit_bias": dict.fromkeys(range(97, 123), -4.0),
+            "bad_words": PAIRS,
+            "stop_token_ids": range(245, 256),
+            "min_tokens": 3,
+        },
+    ),
     ("regex", {"structured_outputs": StructuredOutputs(regex=r"(ab|cd){3,9}!")}),
     ("choice", {"structured_outputs": StructuredOutputs(choice=["yes", "yes, but"]), "n": 4}),
 ]
@@ -172,8 +195,12 @@ def test_constraints_go_with_everything_else(make_tiny: Callable[..., Engine], n
             assert [s.token_ids for s in samples] == [s.token_ids for s in expected], name
             assert [s.text for s in samples] == [s.text for s in expected], name
     by_name = dict(zip([name for name, _ in MIXED], runs[0], strict=True))
-    for name in ("json", "greedy", "logprobs", "everything else"):
+    for name in ("json", "greedy", "logprobs", "everything else", "many edits and a schema"):
         assert all(check(PERSON, sample) for sample in by_name[name]), by_name[name]
+    for sample in by_name["many edits"]:
+        assert set(sample.token_ids) <= set(range(32, 120))
+    for sample in by_name["many edits"] + by_name["many edits and a schema"]:
+        assert not [pair for pair in PAIRS if pair in sample.text]
     (short,) = by_name["short"]
     assert (short.finish_reason, len(short.token_ids)) == ("length", 13)
     (stopped,) = by_name["stop string"]

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paged.models.batch import SampledTokens, SamplingBatch
+from paged.models.batch import SampledTokens, SamplingBatch, WideEdits
+from paged.models.packing import NO_TOKEN
 from paged.models.sampling import mask_words, sample
 
 MAX_EDITS = 4
+MAX_BIASES = 256
 UNUSED = 2**30  # an edit id past every vocabulary
 
 
@@ -41,16 +43,36 @@ def make_batch(num_seqs: int, **fields: object) -> SamplingBatch:
             arrays["edit_ids"][row, column] = token
             arrays["edit_values"][row, column] = value
     arrays["wants_logprobs"] = np.array([fields.pop("wants_logprobs", 0)], np.int32)
-    arrays["uses_masks"] = np.array([fields.pop("uses_masks", 0)], np.int32)
+    for name in ("uses_masks", "uses_wide_edits", "num_wide_biases"):
+        arrays[name] = np.array([fields.pop(name, 0)], np.int32)
     assert not fields, fields
     return SamplingBatch(**{name: jnp.asarray(array) for name, array in arrays.items()})
 
 
 @functools.partial(jax.jit, static_argnames="max_logprobs")
-def jitted(logits, batch, history, positions, masks, max_logprobs) -> SampledTokens:
+def jitted(logits, batch, history, positions, masks, wide, max_logprobs) -> SampledTokens:
     return sample(
-        lambda: logits, batch, lambda: history, positions, masks, max_logprobs=max_logprobs
+        lambda: logits, batch, lambda: history, positions, masks, wide, max_logprobs=max_logprobs
     )
+
+
+def wide_edits(
+    num_seqs: int,
+    vocab_size: int,
+    *,
+    allowed: dict[int, np.ndarray] | None = None,
+    biases: dict[int, dict[int, float]] | None = None,
+) -> WideEdits:
+    """Bool `[vocab_size]` and biases by row, as the arrays that the sampler reads."""
+    may = np.ones((num_seqs, vocab_size), np.bool_)
+    ids = np.full((num_seqs, MAX_BIASES), NO_TOKEN, np.int32)
+    values = np.zeros((num_seqs, MAX_BIASES), np.float32)
+    for row, row_allowed in (allowed or {}).items():
+        may[row] = row_allowed
+    for row, bias in (biases or {}).items():
+        ids[row, : len(bias)] = list(bias)
+        values[row, : len(bias)] = list(bias.values())
+    return WideEdits(pack(may), ids, values)
 
 
 def run(
@@ -60,6 +82,7 @@ def run(
     history: np.ndarray | None = None,
     positions: object = 0,
     masks: np.ndarray | None = None,
+    wide: WideEdits | None = None,
     max_logprobs: int = 0,
 ) -> SampledTokens:
     """The samples of a batch, as NumPy arrays."""
@@ -68,8 +91,12 @@ def run(
     positions = np.broadcast_to(np.asarray(positions, np.int32), num_seqs)
     if masks is None:
         masks = np.zeros((num_seqs, mask_words(logits.shape[1])), np.int32)
+    if wide is None:
+        nothing = dict.fromkeys(range(num_seqs), np.zeros(logits.shape[1], np.bool_))
+        wide = wide_edits(*logits.shape, allowed=nothing)  # it must not be read
     logits = logits.astype(np.float32)
-    return jax.tree.map(np.asarray, jitted(logits, batch, history, positions, masks, max_logprobs))
+    result = jitted(logits, batch, history, positions, masks, wide, max_logprobs)
+    return jax.tree.map(np.asarray, result)
 
 
 def draw(row: np.ndarray, count: int, **fields: object) -> np.ndarray:
@@ -495,3 +522,84 @@ def test_masks_are_not_read_unless_they_are_used():
     nothing = pack(np.zeros((2, 100), np.bool_))
     result = run(logits, make_batch(2), masks=nothing)
     np.testing.assert_array_equal(result.token_ids, logits.argmax(axis=1))
+
+
+# Wide edits
+
+
+@pytest.mark.parametrize("vocab_size", [90, 1000, 8192])
+@pytest.mark.parametrize("wants_logprobs", [0, 1])
+def test_rows_with_any_edits_take_the_best_of_what_numpy_leaves(vocab_size, wants_logprobs):
+    """Grammar, allow-lists, biases on both ways and penalties, of which every row has its own."""
+    num_seqs = 24
+    rng = np.random.default_rng(vocab_size)
+    logits = random_logits(num_seqs, vocab_size, seed=15)
+    expected = logits.copy()
+    grammar = np.ones(logits.shape, np.bool_)
+    allowed, biases, edits = {}, {}, {}
+    for row in range(num_seqs):
+        if row % 2:
+            allowed[row] = rng.random(vocab_size) < rng.choice([0.1, 0.9])
+        if row % 3:
+            size = min(vocab_size, rng.choice([1, 65, 127, 128, 129, 256]))
+            ids = rng.permutation(vocab_size)[:size]
+            biases[row] = dict(zip(ids.tolist(), rng.normal(0, 9, ids.size), strict=True))
+        if row % 4 == 0:
+            edits[row] = [
+                (int(rng.integers(vocab_size)), 7.0),
+                (int(logits[row].argmax()), -np.inf),
+            ]
+        if row % 5 == 0:
+            grammar[row] = rng.random(vocab_size) < 0.7
+        for token, value in [*biases.get(row, {}).items(), *edits.get(row, [])]:
+            expected[row, token] += np.float32(value)
+        expected[row, ~(allowed.get(row, grammar[row]) & grammar[row])] = -np.inf
+    history = rng.integers(0, vocab_size, (num_seqs, 20)).astype(np.int32)
+    repetition = np.where(rng.random(num_seqs) < 0.5, 1.0, 1.4)
+    for row in range(num_seqs):
+        expected[row] = penalised(expected[row], history[row], 20, 0.0, 0.0, repetition[row])
+    batch = make_batch(
+        num_seqs,
+        edits=edits,
+        repetition_penalty=repetition,
+        num_prompt_tokens=20,
+        uses_masks=1,
+        uses_wide_edits=1,
+        num_wide_biases=max(map(len, biases.values())),
+        wants_logprobs=wants_logprobs,
+    )
+    wide = wide_edits(num_seqs, vocab_size, allowed=allowed, biases=biases)
+    result = run(
+        logits, batch, history=history, positions=20, masks=pack(grammar), wide=wide, max_logprobs=2
+    )
+    best = np.take_along_axis(expected, result.token_ids[:, None], axis=1)[:, 0]
+    np.testing.assert_allclose(best, expected.max(axis=1), rtol=1e-5)
+    if wants_logprobs:  # of the model and its grammar: what else the caller forbids is not theirs
+        masked = np.where(grammar, logits, -np.inf)
+        own = np.stack([softmax(row) for row in masked])[np.arange(num_seqs), result.token_ids]
+        np.testing.assert_allclose(result.logprobs, np.log(own), atol=1e-5)
+
+
+def test_draws_stay_inside_of_an_allow_list_and_follow_its_biases():
+    row = np.linspace(0.0, 2.0, 150)
+    allowed = np.zeros(150, np.bool_)
+    allowed[[3, 40, 77, 149]] = True
+    rows = range(256)
+    wide = wide_edits(
+        256,
+        150,
+        allowed=dict.fromkeys(rows, allowed),
+        biases={i: {3: 2.0, 5: 90.0, 149: -1.0} for i in rows},
+    )
+    logits = np.broadcast_to(row, (256, 150))
+    batch = make_batch(256, temperature=1.0, uses_wide_edits=1, num_wide_biases=3)
+    drawn = np.concatenate(
+        [run(logits, batch, positions=i, wide=wide).token_ids for i in range(40)]
+    )
+    biased = row + np.where(np.arange(150) == 3, 2.0, np.where(np.arange(150) == 149, -1.0, 0.0))
+    expected = softmax(np.where(allowed, biased, -np.inf))
+    counts = np.bincount(drawn, minlength=150)
+    assert set(drawn.tolist()) == {3, 40, 77, 149}
+    for token in (3, 40, 77, 149):  # five standard deviations
+        spread = 5 * np.sqrt(expected[token] * (1 - expected[token]) / drawn.size)
+        assert counts[token] / drawn.size == pytest.approx(expected[token], abs=spread)

@@ -72,7 +72,9 @@ def test_both_programs_take_the_first_best_token_and_keep_it_by_batch_row(embed:
     # A penalty of nothing, as no token is known yet: the long way to the same tokens.
     rows = packed_rows(repetition_penalty=1.5)
     masks = np.zeros((LAYOUT.num_seqs, mask_words(LAYOUT.vocab_size)), np.int32)
-    samples, kept_too = sample(head_params, hidden, rows, CACHE.token_ids, last_tokens, masks)
+    wide = LAYOUT.empty_wide_edits()
+    arguments = head_params, hidden, rows, CACHE.token_ids, last_tokens, masks, wide
+    samples, kept_too = sample(*arguments)
     assert samples.token_ids.tolist() == expected.tolist()
     assert kept_too.tolist() == kept.tolist()
 

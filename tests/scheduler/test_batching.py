@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paged.models.packing import NO_ROW, SAMPLING_COLUMNS, BatchLayout, sampling_row
-from paged.scheduler.batching import build_batch
-from paged.scheduler.logit_edits import LogitEdits
+from paged.scheduler.batching import Batch, build_batch
+from paged.scheduler.logit_edits import LogitEdits, make_logit_edits
 from paged.scheduler.output import ScheduledRequest, SchedulerOutput
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import Request
 from paged.scheduler.row_table import RowTable
+from paged.scheduler.wide_edits import WideRowEdits, fill_wide_edits
 
 LAYOUT = BatchLayout(
     num_tokens=8, num_seqs=4, max_blocks_per_seq=3, max_logit_edits=2, vocab_size=500
@@ -95,6 +96,50 @@ def test_edits_of_this_step_are_written_and_the_rest_is_unused():
     request.output_token_ids.append(5)
     views = build(ScheduledRequest(request, 2, 1, samples=True))
     assert views["edit_ids"][0].tolist() == [7, LAYOUT.vocab_size]
+
+
+def test_many_edits_come_beside_the_packed_array_while_there_are_some():
+    params = SamplingParams(temperature=0, min_tokens=2)
+    edits = make_logit_edits(params, vocab_size=500, stop_ids=range(70), bad_words=[])
+    request = make_request([1], output=[4], block_ids=[1], params=params, logit_edits=edits)
+    plain = make_request([1], output=[4], block_ids=[2], row=1, params=SamplingParams())
+
+    def batch(start: int, *others: Request) -> Batch:
+        rows = [ScheduledRequest(r, start, 1, samples=True) for r in (*others, request)]
+        return build_batch(SchedulerOutput(tuple(rows), len(rows)), LAYOUT, make_table(), 4)
+
+    first = batch(1, plain)
+    assert not first.is_greedy
+    ((row, fixed, forbidden),) = first.wide_edits
+    assert (row, fixed.allowed, forbidden) == (1, None, list(range(70)))
+    views = LAYOUT.views(first.packed)
+    assert views["uses_wide_edits"].tolist() == [1]
+    assert views["num_wide_biases"].tolist() == [0]
+    assert (views["edit_ids"] == LAYOUT.vocab_size).all()
+    request.output_token_ids.append(5)
+    second = batch(2)
+    assert second.is_greedy
+    assert not second.wide_edits
+    assert LAYOUT.views(second.packed)["uses_wide_edits"].tolist() == [0]
+
+
+def test_rows_of_many_edits_are_written_where_they_belong():
+    params = SamplingParams(
+        logit_bias={i: float(i) for i in range(100)}, allowed_token_ids=range(0, 500, 2)
+    )
+    fixed = make_logit_edits(params, vocab_size=500, stop_ids=(), bad_words=[]).wide
+    rows = [WideRowEdits(1, fixed, [4, 30, 499]), WideRowEdits(3, fixed, [])]
+    edits = fill_wide_edits(rows, LAYOUT)
+    allowed = np.unpackbits(edits.allowed.view(np.uint8), axis=1, bitorder="little")[:, :500]
+    even = [i % 2 == 0 for i in range(500)]
+    assert allowed[0].all()
+    assert allowed[2].all()
+    assert allowed[3].tolist() == even
+    assert allowed[1].tolist() == [is_even and i not in (4, 30) for i, is_even in enumerate(even)]
+    for row in range(4):
+        used = edits.bias_ids[row] < LAYOUT.vocab_size
+        assert used.sum() == (100 if row % 2 else 0)
+        assert (edits.bias_values[row][used] == edits.bias_ids[row][used]).all()
 
 
 def test_outputs_in_flight_count_towards_min_tokens():

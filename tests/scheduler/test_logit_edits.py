@@ -2,14 +2,28 @@
 
 import math
 
+import hypothesis.strategies as st
+import numpy as np
 import pytest
+from hypothesis import given
 
-from paged.scheduler.logit_edits import LogitEdits, make_logit_edits
-from paged.scheduler.params import MAX_LOGIT_EDITS, ParameterError, SamplingParams
+from paged.scheduler.logit_edits import LogitEdits, forbid, make_logit_edits
+from paged.scheduler.params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
+    MAX_BAD_WORDS_LENGTH,
+    MAX_LOGIT_BIASES,
+    MAX_PACKED_EDITS,
+    MAX_STOP_TOKEN_IDS,
+    ParameterError,
+    SamplingParams,
+)
+
+VOCAB_SIZE = 1000
 
 
 def make(params: SamplingParams, stop_ids=(), bad_words=()) -> LogitEdits | None:
-    return make_logit_edits(params, vocab_size=1000, stop_ids=stop_ids, bad_words=bad_words)
+    return make_logit_edits(params, vocab_size=VOCAB_SIZE, stop_ids=stop_ids, bad_words=bad_words)
 
 
 def test_a_plain_request_edits_nothing():
@@ -73,14 +87,104 @@ def test_ids_outside_the_vocabulary_are_refused(fields, name):
 
 
 @pytest.mark.parametrize(
-    ("fields", "kwargs", "name"),
+    ("fields", "message"),
     [
-        ({"logit_bias": dict.fromkeys(range(MAX_LOGIT_EDITS + 1), 1.0)}, {}, "logit_bias"),
-        ({"allowed_token_ids": range(MAX_LOGIT_EDITS + 1)}, {}, "allowed_token_ids"),
-        ({}, {"bad_words": [[i] for i in range(MAX_LOGIT_EDITS + 1)]}, "bad_words"),
-        ({"min_tokens": 1}, {"stop_ids": range(MAX_LOGIT_EDITS + 1)}, "stop_token_ids"),
+        (
+            {"logit_bias": dict.fromkeys(range(MAX_LOGIT_BIASES + 1), 1.0)},
+            "logit_bias must have at most 1024 token ids, got '1025 ids'",
+        ),
+        (
+            {"allowed_token_ids": range(MAX_ALLOWED_TOKEN_IDS + 1)},
+            "allowed_token_ids must hold at most 262144 token ids, got '262145 ids'",
+        ),
+        (
+            {"stop_token_ids": range(MAX_STOP_TOKEN_IDS + 1)},
+            "stop_token_ids must hold at most 1024 token ids, got '1025 ids'",
+        ),
+        (
+            {"bad_words": ["a"] * (MAX_BAD_WORDS + 1)},
+            "bad_words must hold at most 1024 strings, of 65536 characters in all, got '1025 of",
+        ),
+        (
+            {"bad_words": ["a" * (MAX_BAD_WORDS_LENGTH + 1)]},
+            "bad_words must hold at most 1024 strings, .* got '1 of 65537 characters'",
+        ),
     ],
 )
-def test_more_edits_than_the_step_has_room_for_are_refused_by_name(fields, kwargs, name):
-    with pytest.raises(ParameterError, match=f"{name} must not change more than 64 token ids"):
-        make(SamplingParams(**fields), **kwargs)
+def test_more_than_the_bounds_is_refused_by_name(fields, message):
+    with pytest.raises(ParameterError, match=message):
+        make_logit_edits(SamplingParams(**fields), vocab_size=2**20, stop_ids=(), bad_words=())
+
+
+@pytest.mark.parametrize("ids", [[5, -1], [True], [1.5], ["7"]])
+def test_what_is_no_token_id_is_refused_among_others(ids):
+    with pytest.raises(ParameterError, match=r"allowed_token_ids must be (an integer|at least 0)"):
+        SamplingParams(allowed_token_ids=[1, 2, *ids])
+
+
+# The long way
+
+
+def allowed_ids(edits: LogitEdits) -> set[int]:
+    """What the bits of the long way allow, by numpy."""
+    bits = np.unpackbits(edits.wide.allowed.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits[:VOCAB_SIZE]).tolist())
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_edits_take_the_long_way_when_they_are_too_many_for_the_short_one(missing):
+    biases = dict.fromkeys(range(MAX_PACKED_EDITS - 10), 1.0)
+    params = SamplingParams(logit_bias=biases, min_tokens=1)
+    edits = make(params, stop_ids=range(900, 905), bad_words=[[i] for i in range(6 - missing)])
+    assert (edits.wide is None) == bool(missing)
+
+
+def test_many_biases_are_arrays():
+    bias = {i * 3: float(i) for i in range(300)}
+    edits = make(SamplingParams(logit_bias=bias))
+    ids, values = edits.wide.bias_ids.tolist(), edits.wide.bias_values.tolist()
+    assert dict(zip(ids, values, strict=True)) == {i: min(v, 100.0) for i, v in bias.items()}
+    assert edits.wide.allowed is None
+
+
+def test_a_long_allow_list_is_bits_without_the_bad_words():
+    allowed = [*range(0, 999, 7), 999]
+    bias = {7: 3.0, 8: 5.0}
+    edits = make(
+        SamplingParams(allowed_token_ids=allowed, logit_bias=bias), bad_words=[[14], [21, 28]]
+    )
+    assert allowed_ids(edits) == set(allowed) - {14}
+    assert edits.forbidden_at([21]) == [28]
+    assert edits.forbidden_at([20]) == []
+
+
+def test_many_bad_words_and_stop_ids_are_bits_and_what_a_step_adds():
+    words = [*([i] for i in range(200)), *([300 + i, 400 + i] for i in range(100)), [1, 305, 999]]
+    edits = make(SamplingParams(min_tokens=2), stop_ids=range(500, 600), bad_words=words)
+    assert allowed_ids(edits) == set(range(200, VOCAB_SIZE))
+    assert edits.forbidden_at([305]) == [405, *range(500, 600)]
+    assert edits.forbidden_at([1, 305]) == [405, 999]
+
+
+@given(st.data())
+def test_the_long_way_forbids_what_the_short_one_would(data):
+    ids = st.integers(0, 99)
+    words = data.draw(st.lists(st.lists(ids, min_size=1, max_size=3), min_size=65, max_size=90))
+    output = data.draw(st.lists(ids, max_size=6))
+    stop_ids = data.draw(st.lists(ids, max_size=5))
+    params = SamplingParams(min_tokens=data.draw(st.integers(0, 4)))
+    edits = make(params, stop_ids=stop_ids, bad_words=words)
+    expected = {
+        word[-1]
+        for word in words
+        if len(word) - 1 <= len(output) and output[len(output) - len(word) + 1 :] == word[:-1]
+    }
+    if len(output) < params.min_tokens:
+        expected |= set(stop_ids)
+    allowed = np.full(32, -1, np.int32)
+    if edits.wide.allowed is not None:
+        allowed[:] = edits.wide.allowed
+    forbid(allowed, edits.forbidden_at(output))
+    bits = np.unpackbits(allowed.view(np.uint8), bitorder="little")[:100]
+    assert set(np.flatnonzero(bits == 0).tolist()) == expected
+    assert {token_id for token_id, _ in edits.at(output)} == expected

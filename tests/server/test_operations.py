@@ -172,8 +172,8 @@ def test_load_counts_unfinished_requests():
     assert get("/load", engine) == (200, {"server_load": 2})
 
 
-@pytest.mark.parametrize("path", ["/v1//models", "/v1///models", "/v1/models//tiny"])
-def test_double_slashes_are_collapsed(path):
+@pytest.mark.parametrize("path", ["/v1//models", "/v1///models", "/v1/models//tiny", "/v1/models/"])
+def test_double_slashes_are_collapsed_and_last_ones_left_out(path):
     status, body = get(path)
     assert status == 200
     assert body["object"] in ("list", "model")

@@ -86,6 +86,20 @@ def test_call_becomes_a_message_of_the_reference_s_shape():
     assert choice["stop_reason"] is None
 
 
+@pytest.mark.parametrize("fence", ["{}", "```json\n{}\n```"])
+def test_call_without_its_marks_is_a_call_unless_a_grammar_holds_calls_to_their_schemas(fence):
+    bare = fence.format('{"name": "f", "arguments": {"a": "x"}}')
+    choice = choice_of(bare)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": '{"a": "x"}'}
+    assert choice["message"]["content"] is None
+    assert choice["finish_reason"] == "tool_calls"
+    strict = {"type": "function", "function": {**F["function"], "strict": True}}
+    choice = choice_of(bare, tools=[strict])
+    assert choice["message"]["content"] == bare
+    assert "tool_calls" not in choice["message"]
+
+
 def test_text_before_calls_is_content_and_ids_differ():
     message = choice_of(f"Let me see.\n{F_CALL}\n{G_CALL}")["message"]
     assert message["content"] == "Let me see."

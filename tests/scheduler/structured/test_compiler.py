@@ -24,6 +24,10 @@ SCHEMA = {
 }
 
 
+OTHER = {"type": "object", "properties": {"more": {"type": "boolean"}}}
+BOTH = '{"more":true,"name":"x","age":3}'
+
+
 @pytest.mark.parametrize(
     ("fields", "text", "expected"),
     [
@@ -33,12 +37,20 @@ SCHEMA = {
         ({"json": SCHEMA, "whitespace_pattern": "[ ]?"}, '{"name": "x", "age":3}', True),
         ({"json": SCHEMA, "whitespace_pattern": "[ ]?"}, '{"name":  "x","age":3}', False),
         ({"json": SCHEMA}, '{"age":3,"name":"x"}', False),  # the order of the schema
-        ({"json": SCHEMA}, '{"name":"x","age":3,"more":1}', True),
+        ({"json": SCHEMA}, '{"name":"x","age":3,"more":1}', False),
+        ({"json": {**SCHEMA, "additionalProperties": True}}, '{"name":"","age":3,"a":1}', True),
         (
-            {"json": SCHEMA, "disable_additional_properties": True},
+            {"json": SCHEMA, "disable_additional_properties": False},
             '{"name":"x","age":3,"more":1}',
-            False,
+            True,
         ),
+        ({"json": {"type": "object"}}, '{"more":1}', True),
+        # Closed, these would allow nothing, or less than was meant.
+        ({"json": {**SCHEMA, "required": ["more"]}}, '{"name":"x","more":1}', True),
+        ({"json": {"allOf": [SCHEMA, OTHER]}}, '{"name":"x","age":3,"more":true}', True),
+        ({"json": {**OTHER, "$ref": "#/$defs/a", "$defs": {"a": SCHEMA}}}, BOTH, True),
+        ({"json": {"anyOf": [SCHEMA, OTHER]}}, '{"more":true}', True),
+        ({"json": {"anyOf": [SCHEMA, OTHER]}}, '{"more":true,"name":1}', False),
         ({"json": True}, "[1,null]", True),
         ({"json": {"type": "string", "x-guidance": {"whitespace_pattern": "!"}}}, '!"a"', False),
         ({"json": {"$ref": "#/$defs/a", "$defs": {"a": {"const": 1}}}}, "1", True),

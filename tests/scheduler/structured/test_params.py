@@ -25,7 +25,7 @@ from paged.scheduler.structured.params import StructuredOutputs
         ({"choice": ["a", ""]}, r"none of them empty"),
         ({"json_object": 1}, r"json_object must be true"),
         ({"regex": "a", "disable_any_whitespace": 1}, r"disable_any_whitespace must be true or"),
-        ({"regex": "a", "disable_additional_properties": None}, r"properties must be true or"),
+        ({"regex": "a", "disable_additional_properties": 1}, r"properties must be true or"),
         ({"regex": "", "source": "guided_regex"}, r"^guided_regex must be a text"),
     ],
 )

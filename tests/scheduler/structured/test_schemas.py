@@ -37,6 +37,70 @@ def test_open_objects_stay_open():
     assert closed["additionalProperties"] == {"properties": {}, "additionalProperties": False}
 
 
+A, B = {"properties": {"a": {}}}, {"properties": {"b": {}}}
+REF, NESTED = {"$ref": "#/$defs/x"}, {"properties": {"c": A}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (A, "1"),
+        ({"anyOf": [A, B]}, "11"),
+        ({"allOf": [A, {"description": "b"}]}, "1"),
+        ({"allOf": [A, B]}, "00"),
+        ({**A, "anyOf": [B, A]}, "000"),
+        ({"allOf": [A, {"anyOf": [B, A]}]}, "000"),
+        ({"allOf": [A, NESTED]}, "001"),
+        ({**REF, "$defs": {"x": A}}, "1"),
+        ({**A, **REF, "$defs": {"x": B, "y": A}}, "001"),
+        ({"allOf": [REF, B], "$defs": {"x": {"$ref": "#/$defs/y"}, "y": A}}, "00"),
+        ({"items": {"allOf": [REF, B]}, "$defs": {"x": {"anyOf": [A, B]}}}, "000"),
+        ({**A, "required": ["b"]}, "0"),
+        ({**A, "additionalProperties": {}}, "0"),
+    ],
+)
+def test_objects_are_closed_unless_others_say_what_they_have(schema, expected):
+    def closings(node):
+        if isinstance(node, list):
+            return "".join(map(closings, node))
+        if not isinstance(node, dict):
+            return ""
+        own = str(int(node.get("additionalProperties") is False)) if "properties" in node else ""
+        return own + "".join(map(closings, node.values()))
+
+    assert closings(rewrite_schema(schema, closes_objects=True)) == expected
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "expected"),
+    [
+        ({"pattern": "b[aeiou]+d"}, "bad", True),
+        ({"pattern": "b[aeiou]+d"}, "say \n" * 10 + "bad, bud", True),
+        ({"pattern": "b[aeiou]+d"}, "x" * 128 + "bad", True),
+        ({"pattern": "b[aeiou]+d"}, "x" * 129 + "bad", False),
+        ({"pattern": "b[aeiou]+d"}, "x" * 20, False),
+        ({"pattern": "bad|bed"}, "x" * 9 + "bed" + "y" * 300, True),
+        ({"pattern": r"\$\^[$^]"}, "x" * 129 + "$^$", False),
+        ({"allOf": [{"pattern": "bad"}, {"pattern": "bed"}]}, "x" * 99 + "bad, bed", True),
+        # Bounded, this would allow nothing.
+        ({"allOf": [{"pattern": "bad"}, {"pattern": "^x{140}bad$"}]}, "x" * 140 + "bad", True),
+        # Who says where a match is, means it.
+        ({"pattern": "^bad|bed"}, "x" * 200 + "bed", True),
+        ({"pattern": "bad$"}, "x" * 200 + "bad", True),
+        ({"anyOf": [{"type": "string", "pattern": "bad"}]}, "x" * 200 + "bad", False),
+    ],
+)
+def test_a_pattern_that_may_match_anywhere_matches_before_long(compiler, schema, text, expected):
+    wanted = {"json": {"type": "string", **schema}}
+    assert accepts(compiler, json.dumps(text), **wanted) is expected
+
+
+@pytest.mark.parametrize("name", ["anyOf", "oneOf"])
+def test_alternatives_that_must_exclude_each_other_stay_as_they_are(name):
+    schema = {name: [{"properties": {"a": {"pattern": "x"}}}]}
+    assert (rewrite_schema(schema, closes_objects=False) == schema) is (name == "oneOf")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

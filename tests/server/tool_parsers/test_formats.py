@@ -59,6 +59,37 @@ EXAMPLES = [
         '<tool_call>{"name": "f", "arguments": {}}</tool_call> Done.',
         Message(" Done.", (("f", "{}"),)),
     ),
+    # Without its marks it is a call if it names a function, as Qwen2.5-Coder writes it.
+    (
+        "hermes",
+        '{"name": "get_weather", "arguments": {"city": "Paris", "unit": "celsius"}}',
+        Message(calls=(WEATHER,)),
+    ),
+    (
+        "hermes",
+        '\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n{"name": "f"}\nDone.',
+        Message("\nDone.", (ADD, ("f", "{}"))),
+    ),
+    (
+        "hermes",
+        '```json\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n```',
+        Message(calls=(ADD,)),
+    ),
+    (
+        "hermes",
+        '```json\n{"name": "f"}\n```\n\n```json\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n'
+        '```\n<tool_call>{"name": "f"}</tool_call>```',
+        Message("```", (("f", "{}"), ADD, ("f", "{}"))),
+    ),
+    ("hermes", '{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>', Message(calls=(ADD,))),
+    ("hermes", '{"name": "Bob", "age": 3}', Message('{"name": "Bob", "age": 3}')),
+    ("hermes", '{"name": "g", "arguments": {}}', Message('{"name": "g", "arguments": {}}')),
+    ("hermes", '```json\n{"name": "Bob"}\n```', Message('```json\n{"name": "Bob"}\n```')),
+    ("hermes", '```json\n[{"name": "f"}]', Message('```json\n[{"name": "f"}]')),
+    ("hermes", "```json", Message("```json")),
+    ("hermes", "``", Message("``")),
+    ("hermes", '```\n{"name": "f"}\n```', Message('```\n{"name": "f"}\n```')),
+    ("hermes", 'So: {"name": "f"}', Message('So: {"name": "f"}')),
     # Malformed before anything was said of a call: content, as it stands.
     ("hermes", "a <tool_call> b", Message("a <tool_call> b")),
     (
@@ -161,7 +192,10 @@ def test_examples_whole_and_by_character_and_cut_anywhere_once(name, text, messa
 
 
 FRAGMENTS = {
-    "hermes": ["<tool_call>", "</tool_call>", "\n", '{"name": "f", "arguments": {"a": 1}}'],
+    "hermes": [
+        *("<tool_call>", "</tool_call>", "\n", "```json", "```"),
+        '{"name": "f", "arguments": {"a": 1}}',
+    ],
     "llama3_json": ["<|python_tag|>", ";", '{"name": "f", "parameters": {"a": 1}}', "{"],
     "mistral": ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "f", "[", "]", ",", "{}", '{"name": "f"}'],
     "pythonic": ["[", "f(", "add(", "a=", "'x'", ",", ")", "]", "<|python_start|>", "{", "1"],
@@ -256,6 +290,8 @@ def test_content_is_not_held_back_longer_than_needed():
         ("hermes", "<tool_call>" * 20_000),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * 200_000),
         ("hermes", '<tool_call>{"' * 20_000),
+        ("hermes", '{"name": "f"}```json' * 20_000),
+        ("hermes", '```json{"name": "f"}```\n' * 20_000),
         ("llama3_json", "{" * 200_000),
         ("mistral", "[TOOL_CALLS]f" * 20_000),
         ("pythonic", "[f(a=" + "[" * 200_000),
