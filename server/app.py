@@ -21,7 +21,6 @@ from paged.server.http_metrics import note_route
 from paged.server.instruments import install_instruments
 from paged.server.log_stats import LogStats
 from paged.server.openapi import DOCUMENT, openapi_document
-from paged.server.playground import PAGE_PATHS
 from paged.server.protocol import BODY_TIMEOUT
 from paged.server.rate_limit import rate_limit_middleware
 from paged.server.reply_headers import add_reply_headers, reply_headers_middleware
@@ -45,18 +44,16 @@ def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> w
     Raises: ValueError if the settings contradict the model, or need what is not installed.
     """
     settings = settings or ServerSettings()
+    routes = make_routes(settings)
+    open_paths = frozenset(route.path for route in routes if not route.needs_key)
     app = web.Application(
         middlewares=[
             reply_headers_middleware(request_ids=settings.request_id_headers),
             error_middleware(),
             cors_middleware(settings.cors),
             root_path_middleware(settings.root_path),
-            auth_middleware(
-                settings.api_keys,
-                metrics_require_key=settings.metrics_require_key,
-                public_paths=PAGE_PATHS if settings.ui else (),
-            ),
-            rate_limit_middleware(settings.max_requests_per_minute),
+            auth_middleware(settings.api_keys, open_paths),
+            rate_limit_middleware(settings.max_requests_per_minute, open_paths),
             slash_middleware(),
         ],
         client_max_size=settings.client_max_size,
@@ -66,7 +63,6 @@ def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> w
     app[BODY_TIMEOUT] = settings.body_timeout_seconds
     if settings.ui:
         app[ENGINE_WATCH] = EngineWatch(engine)
-    routes = make_routes(settings)
     app.add_routes([route.definition() for route in routes])
     document = openapi_document(routes, with_keys=bool(settings.api_keys))
     app[DOCUMENT] = msgspec.json.encode(document)
