@@ -9,7 +9,14 @@ from aiohttp import web
 
 from paged.scheduler.output import CompletionOutput, PositionLogprobs
 from paged.scheduler.params import MAX_LOGPROBS, ParameterError, SamplingParams
-from paged.server.answers import AnswerFormat, answer_format, delta_fields, message_fields
+from paged.server.answers import (
+    AnswerFormat,
+    AnswerReader,
+    answer_format,
+    count_reasoning_tokens,
+    delta_fields,
+    message_fields,
+)
 from paged.server.context import CONTEXT, ServerContext
 from paged.server.conversation import text_of
 from paged.server.errors import ApiError, json_response
@@ -97,20 +104,28 @@ def num_logprobs_of(request: ChatCompletionRequest) -> int | None:
     return top if request.logprobs else None
 
 
+def num_shown_logprobs(request: ChatCompletionRequest) -> int:
+    """Return how many candidates each position lists."""
+    if request.logprob_token_ids:
+        return 1 + len(request.logprob_token_ids)
+    return request.top_logprobs or 0
+
+
 async def _body(
     generation: Generation, request: ChatCompletionRequest, format: AnswerFormat | None
 ) -> dict[str, Any]:
     choices = await generation.choices()
+    readers = [] if format is None else [format.reader() for _ in choices]
     (prompt,) = generation.prompts
     return {
         **generation.envelope(_OBJECT),
         "choices": [
-            _choice(generation, request, format, index, choice)
+            _choice(generation, request, choice, index, readers[index] if readers else None)
             for index, choice in enumerate(choices)
         ],
         "service_tier": None,
         "system_fingerprint": generation.context.fingerprint,
-        "usage": generation.usage.body(),
+        "usage": generation.usage.body(await _num_reasoning_tokens(generation, readers)),
         "prompt_logprobs": prompt_logprobs_body(generation.prompt_logprobs.get(0)),
         "prompt_token_ids": prompt.token_ids if request.return_token_ids else None,
         "prompt_text": prompt.text if request.return_prompt_text else None,
@@ -118,22 +133,31 @@ async def _body(
     }
 
 
+async def _num_reasoning_tokens(
+    generation: Generation, readers: Sequence[AnswerReader]
+) -> int | None:
+    """Return the tokens of what has been read as reasoning; None if this server looks for none."""
+    context = generation.context
+    if context.reasoning_format is None:
+        return None
+    return await count_reasoning_tokens(context, readers)
+
+
 def _choice(
     generation: Generation,
     request: ChatCompletionRequest,
-    format: AnswerFormat | None,
-    index: int,
     choice: Choice,
+    index: int,
+    reader: AnswerReader | None,
 ) -> dict[str, Any]:
     fields: dict[str, Any] = {"content": choice.text}
     finish_reason = choice.finish_reason
-    if format is not None:
-        reader = format.reader()
+    if reader is not None:
         fields = message_fields(reader.feed(choice.text) + reader.finish(), reader.make_id)
         finish_reason = reader.finish_reason(finish_reason)
     if echo := _echo(generation, request):
         fields["content"] = echo + (fields["content"] or "")
-    shows_tokens = format is None or not format.hides_tokens
+    shows_tokens = reader is None or not reader.format.hides_tokens
     logprobs = _logprobs(generation, request, choice.token_ids, choice.logprobs)
     return {
         "index": index,
@@ -182,9 +206,7 @@ def _logprobs(
         generation.context.engine.tokenizer,
         token_ids,
         positions,
-        num_top=1 + len(request.logprob_token_ids)
-        if request.logprob_token_ids
-        else request.top_logprobs or 0,
+        num_top=num_shown_logprobs(request),
         as_token_ids=generation.spells_token_ids,
     )
 
@@ -194,8 +216,10 @@ async def _chunks(
 ) -> Chunks:
     is_first = True
     make_chunks = _plain_chunks(generation, request)
+    readers: list[AnswerReader] = []
     if format is not None:
-        make_chunks = _read_chunks(generation, request, format)
+        readers = [format.reader() for _ in range(generation.num_samples)]
+        make_chunks = _read_chunks(generation, request, readers)
     async with aclosing(generation.outputs()) as outputs:
         async for _, output in outputs:
             group: list[Chunk | bytes] = []
@@ -207,7 +231,8 @@ async def _chunks(
             if group:
                 yield group
     if generation.wants_usage_chunk:
-        yield [generation.usage_chunk(_CHUNK_OBJECT)]
+        num_reasoning_tokens = await _num_reasoning_tokens(generation, readers)
+        yield [generation.usage_chunk(_CHUNK_OBJECT, num_reasoning_tokens)]
 
 
 type _MakeChunks = Callable[[CompletionOutput], Sequence[Chunk | bytes]]
@@ -231,10 +256,9 @@ def _plain_chunks(generation: Generation, request: ChatCompletionRequest) -> _Ma
 
 
 def _read_chunks(
-    generation: Generation, request: ChatCompletionRequest, format: AnswerFormat
+    generation: Generation, request: ChatCompletionRequest, readers: Sequence[AnswerReader]
 ) -> _MakeChunks:
-    """Return what makes the chunks of a delta whose text is taken apart."""
-    readers = [format.reader() for _ in range(generation.num_samples)]
+    """Return what makes the chunks of a delta whose text is taken apart, by its sample's reader."""
     templates: dict[tuple[int, Event], EventTemplate] = {}
     says_more = bool(request.return_token_ids or generation.wants_usage_in_chunks)
 
@@ -264,7 +288,7 @@ def _read_chunks(
             events = joined(events + reader.finish())
         deltas = [delta_fields(event, reader.make_id) for event in events]
         shown = CompletionOutput(delta.index, "", ())
-        if not format.hides_tokens:
+        if not reader.format.hides_tokens:
             shown = dataclasses.replace(shown, token_ids=delta.token_ids, logprobs=delta.logprobs)
         if delta.finish_reason or not deltas:
             deltas.append({})

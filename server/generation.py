@@ -52,15 +52,22 @@ class Usage:
         lengths = (length for (index, _), length in self._lengths.items() if index == prompt_index)
         return max(lengths, default=0)
 
-    def body(self) -> dict[str, Any]:
-        """Return the `usage` object; cached tokens are reported even if there are none."""
+    def body(self, num_reasoning_tokens: int | None = None) -> dict[str, Any]:
+        """Return the `usage` object; cached tokens are reported even if there are none.
+
+        Args:
+          num_reasoning_tokens: of the generated ones; None where nobody looks for reasoning.
+        """
         num_completion_tokens = self._lengths.total()
-        return {
+        body: dict[str, Any] = {
             "prompt_tokens": self._num_prompt_tokens,
             "total_tokens": self._num_prompt_tokens + num_completion_tokens,
             "completion_tokens": num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._num_cached_tokens.values())},
         }
+        if num_reasoning_tokens is not None:
+            body["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+        return body
 
 
 @dataclass(slots=True)
@@ -157,12 +164,12 @@ class Generation:
             "model": self.context.model_name,
         }
 
-    def usage_chunk(self, kind: str) -> dict[str, Any]:
-        """Return the last chunk of a stream that was asked to report usage."""
+    def usage_chunk(self, kind: str, num_reasoning_tokens: int | None = None) -> dict[str, Any]:
+        """Return the last chunk of a stream that was asked to report usage; see `Usage.body`."""
         return {
             **self.envelope(kind),
             "choices": [],
-            "usage": self.usage.body(),
+            "usage": self.usage.body(num_reasoning_tokens),
             "system_fingerprint": self.context.fingerprint,
         }
 

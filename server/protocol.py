@@ -30,6 +30,7 @@ type BadWords = Annotated[list[ShortText], Meta(max_length=128)]
 type RequestId = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 type Priority = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
+type StreamInterval = Annotated[int, Meta(ge=1, le=INT64_MAX)]
 type JsonObject = dict[str, Any]
 
 
@@ -99,7 +100,7 @@ class GenerationRequest(Struct, kw_only=True):
     prompt_logprobs: int | bool | None = None
     logprob_token_ids: TokenIds | None = None
     repetition_detection: RepetitionDetectionFields | None = None
-    stream_interval: Annotated[int, Meta(ge=1, le=INT64_MAX)] | None = None
+    stream_interval: StreamInterval | None = None
 
     # What the output must look like; `structured.py` says which go together.
     response_format: JsonObject | None = None

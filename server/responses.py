@@ -49,6 +49,7 @@ async def create_response(http_request: web.Request) -> web.StreamResponse:
     run = ResponseRun(
         generation,
         request,
+        as_chat,
         format,
         messages=messages,
         tenant=http_request.get(TENANT, ""),
