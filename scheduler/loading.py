@@ -139,6 +139,8 @@ def load_engine(
         spec, num_blocks, limits.max_model_len, windows, num_tokens_in_flight=in_flight
     )
     logger.info("%s", capacity)
+    if config.enable_lora:
+        raise NotImplementedError("enable_lora is not implemented yet.")
     if config.kv_cache_dtype == "fp8_e4m3":
         logger.warning(
             "The fp8 KV cache stores keys and values as they are (scales of 1.0): scales of "

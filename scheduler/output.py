@@ -274,6 +274,7 @@ class StepStats:
       ttft_seconds: time to first token of requests that got it in this step.
       itl_seconds: gaps between a request's previous token and this one.
       finished: requests that ended.
+      running_loras, waiting_loras: names of the adapters of requests after the step, sorted.
       step_seconds: wall time of the step.
     """
 
@@ -296,4 +297,6 @@ class StepStats:
     ttft_seconds: tuple[float, ...] = ()
     itl_seconds: tuple[float, ...] = ()
     finished: tuple[FinishedRequestStats, ...] = field(default_factory=tuple)
+    running_loras: tuple[str, ...] = ()
+    waiting_loras: tuple[str, ...] = ()
     step_seconds: float = 0.0
