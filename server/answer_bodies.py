@@ -320,7 +320,7 @@ class ModelCard(Answer):
     id: str
     created: int
     root: str
-    max_model_len: int
+    max_model_len: int | None
     permission: list[ModelPermission]
     object: Literal["model"] = "model"
     owned_by: str = "paged"

@@ -41,7 +41,8 @@ def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> w
     The engine is the caller's: it must be started before the first request and shut down after
     the application.
 
-    Raises: ValueError if the settings contradict the model, or need what is not installed.
+    Raises: ValueError if the settings contradict the model, or need what is not installed; its
+      start, for an adapter that cannot be loaded.
     """
     settings = settings or ServerSettings()
     routes = make_routes(settings)
@@ -68,6 +69,7 @@ def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> w
     app[DOCUMENT] = msgspec.json.encode(document)
     app.on_response_prepare.append(add_reply_headers)
     app.cleanup_ctx.append(observe_engine)
+    app.on_startup.append(load_adapters)
     app.on_shutdown.append(end_background)
     return app
 
@@ -105,6 +107,12 @@ async def observe_engine(app: web.Application) -> AsyncIterator[None]:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
+
+
+async def load_adapters(app: web.Application) -> None:
+    """Serve the adapters of the settings from the start."""
+    context = app[CONTEXT]
+    await context.models.load_all(context.settings.lora_modules)
 
 
 async def end_background(app: web.Application) -> None:

@@ -45,7 +45,7 @@ async def chat_completions(http_request: web.Request) -> web.StreamResponse:
     context = http_request.app[CONTEXT]
     context.check_accepting()
     request = decode_body(await read_json(http_request), ChatCompletionRequest)
-    context.check_model(request.model)
+    model = context.models.find(request.model)
     refuse_unsupported(request)
     check_limits(context.settings, request)
     check_tools(request)
@@ -57,6 +57,7 @@ async def chat_completions(http_request: web.Request) -> web.StreamResponse:
     params = chat_params(context, request, prompt, num_logprobs)
     generation = Generation(
         context=context,
+        model=model,
         request=request,
         response_id=response_id(http_request, request, "chatcmpl"),
         prompts=[prompt],

@@ -21,6 +21,7 @@ from paged.server.handling import Handling
 from paged.server.prompts import Prompt
 from paged.server.protocol import GenerationRequest
 from paged.server.request_log import log_request
+from paged.server.served_models import ServedModel
 from paged.server.stream_interval import in_intervals
 
 type Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
@@ -100,6 +101,7 @@ class Generation:
 
     Attributes:
       context: of the application.
+      model: what the request names, an adapter or the base model.
       request: the decoded body.
       response_id: `id` of the answer.
       prompts: at least one.
@@ -113,6 +115,7 @@ class Generation:
     """
 
     context: ServerContext
+    model: ServedModel
     request: GenerationRequest
     response_id: str
     prompts: Sequence[Prompt]
@@ -127,7 +130,9 @@ class Generation:
         self.usage = Usage(self.prompts)
         if self.context.settings.log_requests:
             max_log_len = self.context.settings.observability.max_log_len
-            log_request(self.response_id, self.params[0], self.prompts, max_log_len)
+            log_request(
+                self.response_id, self.params[0], self.prompts, max_log_len, lora=self.model.lora
+            )
 
     @property
     def num_samples(self) -> int:
@@ -161,7 +166,7 @@ class Generation:
             "id": self.response_id,
             "object": kind,
             "created": self.created,
-            "model": self.context.model_name,
+            "model": self.model.name,
         }
 
     def usage_chunk(self, kind: str, num_reasoning_tokens: int | None = None) -> dict[str, Any]:
@@ -241,9 +246,12 @@ class Generation:
             cache_salt=self.handling.cache_salt,
             cache_mode=self.handling.cache_mode,
             priority=self.handling.priority,
+            lora=self.model.lora,
             stream=bool(self.request.stream),
         )
-        outputs = self.context.request_watch.follow(request_id, params, outputs)
+        outputs = self.context.request_watch.follow(
+            request_id, params, outputs, model=self.model.name
+        )
         if self.drops_output:
             return _without_output(outputs)
         # As in the reference, the coarser of the two.

@@ -215,7 +215,7 @@ def _opening(generation: Generation, request: ResponseRequest) -> ResponseAnswer
         id=generation.response_id,
         created_at=generation.created,
         status="in_progress",
-        model=context.model_name,
+        model=generation.model.name,
         output=[],
         parallel_tool_calls=request.parallel_tool_calls is not False,
         temperature=params.temperature,

@@ -1,6 +1,7 @@
 """The table of all routes: what there is, who answers, what comes in and goes out."""
 
 from paged.server import (
+    adapters,
     answer_bodies,
     chat,
     completions,
@@ -115,6 +116,8 @@ def make_routes(settings: ServerSettings) -> list[Route]:
             media=JSON,
         ),
     ]
+    if settings.allow_runtime_lora_updating:
+        routes += _adapter_routes()
     if settings.ui:
         routes += _playground_routes()
     if settings.dev_mode:
@@ -133,6 +136,31 @@ def make_routes(settings: ServerSettings) -> list[Route]:
     if settings.observability.profile_dir is not None:
         routes += _profile_routes()
     return routes
+
+
+def _adapter_routes() -> list[Route]:
+    return [
+        Route(
+            method="POST",
+            path="/v1/load_lora_adapter",
+            handler=adapters.load_adapter,
+            summary="Serve a LoRA adapter under a name of its own.",
+            tag="models",
+            body=protocol.LoadAdapterRequest,
+            media="text/plain",
+            errors=(*_BODY, 404, 503),
+        ),
+        Route(
+            method="POST",
+            path="/v1/unload_lora_adapter",
+            handler=adapters.unload_adapter,
+            summary="Serve a LoRA adapter no more.",
+            tag="models",
+            body=protocol.UnloadAdapterRequest,
+            media="text/plain",
+            errors=(*_BODY, 404),
+        ),
+    ]
 
 
 def _profile_routes() -> list[Route]:
