@@ -20,6 +20,7 @@ from paged.server.cli_engine_options import (
     add_native_cache_option,
 )
 from paged.server.cli_errors import UserError
+from paged.server.cli_lora_options import add_lora_module_option, add_lora_path_option
 from paged.server.cli_network_options import (
     add_answer_options,
     add_limit_options,
@@ -55,7 +56,8 @@ first steps:
 _ENVIRONMENT = """\
 environment: $PAGED_MODELS_CACHE is the folder that the demo model is downloaded to and found in
 (default: ~/.cache/paged-models). $PAGED_SERVER_DEV_MODE=1 (or $VLLM_SERVER_DEV_MODE=1) lets `paged
-serve` answer POST /reset_prefix_cache.
+serve` answer POST /reset_prefix_cache; $PAGED_ALLOW_RUNTIME_LORA_UPDATING=1 (or $VLLM_...) lets its
+clients load LoRA adapters from any folder of this machine.
 """
 
 # Command -> module with `run(args) -> int`.
@@ -110,6 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     serve = _add_command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API")
     add_server_options(serve)
+    add_lora_module_option(serve)
     add_observability_options(serve)
     add_network_options(serve)
     add_limit_options(serve)
@@ -118,6 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     chat = _add_command(commands, "chat", "chat with a model in the terminal")
     chat.add_argument("--system-prompt", metavar="TEXT", help="instructions for the model")
+    add_lora_path_option(chat)
     chat.add_argument("-q", "--quick", metavar="MESSAGE", help="send one message, print the answer")
     add_client_options(chat)
     add_sampling_options(chat, max_tokens=None)
@@ -132,6 +136,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="TEXT",
         help="a prompt; repeat for several; without any, standard input is the prompt",
     )
+    add_lora_path_option(generate)
     add_client_options(generate)
     add_sampling_options(generate, max_tokens=128)
     # All prompts are queued before the first step, so the queue says what will be needed.
@@ -143,6 +148,7 @@ def build_parser() -> argparse.ArgumentParser:
         commands, "run-batch", "answer the requests of a batch file", required="-i FILE -o FILE "
     )
     add_batch_options(run_batch)
+    add_lora_module_option(run_batch)
     add_client_options(run_batch)
     # As above; many requests are there at once, so the limit on sequences stays.
     add_engine_options(run_batch, log_level="warning", prefix_cache_policy="lookahead")

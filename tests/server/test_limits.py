@@ -148,10 +148,12 @@ def test_every_post_but_a_probe_counts_and_says_so_in_the_document():
                     assert response.status == (200 if path == "/ping" else 429), path
         return paths
 
-    paths = with_server(test, max_requests_per_minute=1, dev_mode=True)
+    paths = with_server(
+        test, max_requests_per_minute=1, dev_mode=True, allow_runtime_lora_updating=True
+    )
     posts = {path: operations["post"] for path, operations in paths.items() if "post" in operations}
     assert "429" not in posts.pop("/ping")["responses"]
-    assert len(posts) == 8
+    assert len(posts) == 10
     for operation in posts.values():
         assert "429" in operation["responses"]
         assert ("408" in operation["responses"]) == ("requestBody" in operation)
