@@ -75,6 +75,8 @@ async def _measure(args: argparse.Namespace) -> Measurement:
     key = args.api_key or key_from_environment()
     async with BenchClient(args.base_url, args.endpoint, key) as client:
         args.model = await client.check_model(args.model)
+        for name in args.lora_modules or ():
+            await client.check_model(name)
         rng = np.random.default_rng(args.seed)
         sessions = make_sessions(args, rng)
         exchanges = make_exchanges(args, sessions)
@@ -151,7 +153,7 @@ def result_of(args: argparse.Namespace, measurement: Measurement) -> dict[str, A
             name: getattr(args, name)
             for name in (
                 "vocab_size", "num_warmups", "ignore_eos", "temperature", "top_p", "top_k",
-                "extra_body",
+                "extra_body", "lora_modules", "lora_assignment",
             )
         },
         "versions": versions(),

@@ -267,6 +267,18 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--endpoint", choices=ENDPOINTS, default=ENDPOINTS[0], help="API to measure")
     group.add_argument("--model", metavar="NAME", help="(default: the first that the server names)")
     group.add_argument(
+        "--lora-modules",
+        nargs="+",
+        metavar="NAME",
+        help="adapters that the server has; every session asks one of them, and none the model",
+    )
+    group.add_argument(
+        "--lora-assignment",
+        choices=("random", "round-robin"),
+        default="random",
+        help="which session asks which adapter; random: drawn with --seed",
+    )
+    group.add_argument(
         "--api-key",
         metavar="KEY",
         help="its key (default: $PAGED_API_KEY or $VLLM_API_KEY, if set)",
