@@ -175,8 +175,15 @@ class AnswerReader:
                 return bool(text) and not is_rest
 
 
-async def count_reasoning_tokens(context: ServerContext, readers: Sequence[AnswerReader]) -> int:
-    """Return how many tokens the reasoning of samples takes, as the tokenizer spells its text."""
+async def count_reasoning_tokens(
+    context: ServerContext, readers: Sequence[AnswerReader]
+) -> int | None:
+    """Return how many tokens the reasoning of samples takes, as the tokenizer spells its text.
+
+    None where nobody looks for reasoning.
+    """
+    if context.reasoning_format is None:
+        return None
     texts = [reader.thoughts for reader in readers]
     ids = await encode(context.engine.tokenizer, texts, add_special_tokens=False)
     return sum(map(len, ids))

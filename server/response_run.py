@@ -11,7 +11,7 @@ import msgspec
 from paged.scheduler.output import CompletionOutput
 from paged.server.answer_bodies import PositionLogprobs
 from paged.server.answers import AnswerFormat, count_reasoning_tokens
-from paged.server.chat import num_shown_logprobs
+from paged.server.chat_answer import num_shown_logprobs
 from paged.server.context import ServerContext
 from paged.server.errors import ApiError, to_api_error
 from paged.server.generation import Generation
@@ -173,7 +173,7 @@ class ResponseRun:
             input_tokens=usage["prompt_tokens"],
             input_tokens_details=InputTokensDetails(**usage["prompt_tokens_details"]),
             output_tokens=usage["completion_tokens"],
-            output_tokens_details=OutputTokensDetails(reasoning_tokens=num_reasoning_tokens),
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=num_reasoning_tokens or 0),
             total_tokens=usage["total_tokens"],
         )
         if response.store:
