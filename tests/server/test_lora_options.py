@@ -4,10 +4,13 @@ import asyncio
 
 import pytest
 
+from paged.models.errors import AdapterMismatchError
 from paged.scheduler.config import EngineConfig
+from paged.scheduler.errors import EngineDeadError
 from paged.server import cli_engine
 from paged.server.cli import build_parser, main
 from paged.server.cli_errors import UserError
+from paged.server.cli_serve import reserve_port, serve_until_stopped
 from paged.server.cli_settings import engine_config, server_settings
 from paged.server.settings import LoRAModule, ServerSettings
 from tests.server.fake_engine import FakeEngine
@@ -137,3 +140,20 @@ def test_an_adapter_that_cannot_be_loaded_is_one_line():
 
     with pytest.raises(UserError, match="--lora-modules a=/a: nothing at /a"):
         asyncio.run(ask())
+
+
+def test_a_server_that_cannot_load_its_adapter_ends_with_one_line_and_its_engine():
+    engine = FakeEngine(refuse_adapter=AdapterMismatchError("It is an adapter of another model."))
+
+    async def start() -> FakeEngine:
+        return engine
+
+    async def serve() -> None:
+        settings = ServerSettings(lora_modules=(LoRAModule(name="a", path="/a"),))
+        with reserve_port("127.0.0.1", 0) as listener:
+            await serve_until_stopped(start, settings, listener, shutdown_timeout=1)
+
+    with pytest.raises(UserError, match="--lora-modules a=/a: It is an adapter of another model"):
+        asyncio.run(serve())
+    with pytest.raises(EngineDeadError):
+        engine.check_health()
