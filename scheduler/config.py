@@ -148,6 +148,10 @@ class EngineConfig:
         _check_choice("prefix_caching_hash_algo", self.prefix_caching_hash_algo, HASH_ALGORITHMS)
         self.prefill_limits  # noqa: B018 - checks them
         self.lora_config  # noqa: B018 - checks it
+        if self.enable_lora and self.artifact is not None:
+            raise ValueError(
+                "artifact has programs without room for LoRA adapters; leave it or enable_lora out."
+            )
         self._check_offloading()
         budget, seqs = self.max_num_batched_tokens, self.max_num_seqs
         if budget is not None and seqs is not None and budget < seqs:

@@ -294,7 +294,7 @@ class Engine:
         deltas, self._early_deltas = self._early_deltas, []
         scheduled = self.scheduler.schedule()
         pending = None
-        if scheduled.scheduled or scheduled.saves or scheduled.restores:
+        if scheduled.scheduled or scheduled.saves or scheduled.restores or scheduled.lora_loads:
             pending = self.runner.execute(scheduled)
         previous, self._in_flight = self._in_flight, None
         if previous is not None:

@@ -7,8 +7,8 @@ request keeps its adapter: what is dropped here, or taken out, it can still be c
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from paged.scheduler.lora_request import LoRARequest
 
@@ -17,10 +17,17 @@ class AdapterWeights(Protocol):
     """An adapter's arrays on the host, opaque to the scheduler.
 
     Attributes:
-      digest: of its content; equal digests are equal adapters.
+      layers: the matrices of each layer that it changes.
+      digest: of them; equal digests are equal adapters.
     """
 
-    digest: str
+    @property
+    def layers(self) -> Mapping[str, Any]:
+        """The matrices."""
+
+    @property
+    def digest(self) -> str:
+        """Of the matrices."""
 
 
 class Adapter(NamedTuple):
@@ -106,7 +113,8 @@ class LoRAStore:
 
     async def get_async(self, request: LoRARequest) -> Adapter:
         """Do what `get` does; the event loop does not wait for files."""
-        return self._find(request) or await asyncio.to_thread(self.get, request)
+        adapter = self._find(request)
+        return await asyncio.to_thread(self.get, request) if adapter is None else adapter
 
     def _find(self, request: LoRARequest) -> Adapter | None:
         key = request.lora_name, request.lora_path

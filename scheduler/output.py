@@ -10,6 +10,7 @@ import numpy as np
 from paged.scheduler.work import Work
 
 if TYPE_CHECKING:
+    from paged.scheduler.lora_store import Adapter
     from paged.scheduler.request import Request
 
 
@@ -57,6 +58,7 @@ class SchedulerOutput:
       restores: staged contents from lower tiers, opaque to the scheduler.
       saves: (block id, key) of evicted blocks that a lower tier keeps.
       block_copies: (source, destination) block ids; all are read before any is written.
+      lora_loads: (slot, adapter) of adapters that have to be on the device before the step.
       scores_prompts: some request wants the log probabilities of its prompt's tokens.
     """
 
@@ -66,6 +68,7 @@ class SchedulerOutput:
     restores: tuple[object, ...] = ()
     saves: tuple[tuple[int, bytes], ...] = ()
     block_copies: tuple[tuple[int, int], ...] = ()
+    lora_loads: "tuple[tuple[int, Adapter], ...]" = ()
     scores_prompts: bool = False
 
 
