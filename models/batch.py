@@ -18,12 +18,15 @@ class ForwardBatch:
       positions: position of each token in its sequence, `[num_tokens]`.
       attention: block tables, lengths and slots, by cache group; the lengths are the same in all.
       logits_indices: token row whose logits sequence i needs (its last), `[num_seqs]`.
+      lora_ids: slot of each token's LoRA adapter, 0 for none, `[num_tokens]`; None where there are
+        no adapters.
     """
 
     token_ids: Array  # [num_tokens]
     positions: Array  # [num_tokens]
     attention: tuple[AttentionMetadata, ...]
     logits_indices: Array  # [num_seqs]
+    lora_ids: Array | None = None  # [num_tokens]
 
 
 @jax.tree_util.register_dataclass

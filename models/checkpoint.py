@@ -37,9 +37,11 @@ SAVED_FILE, SAVED_PARAMS = "paged.json", "params"
 SAVED_FORMAT = 1
 """Version of what lies in such a folder."""
 
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+"""What names of repositories on the Hugging Face Hub look like."""
+
 _ACCEPTED = "a local directory, a GGUF file or a Hugging Face model id (organisation/name)"
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_HUB_GGUF = re.compile(rf"({_HUB_ID.pattern}):(.+\.gguf)")
+_HUB_GGUF = re.compile(rf"({HUB_ID.pattern}):(.+\.gguf)")
 # What the engine reads. Not the duplicates that some repositories hold in other formats.
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_DUPLICATES = ["original/*", "onnx/*", "consolidated*"]
@@ -290,8 +292,8 @@ def open_checkpoint(
         return GGUFCheckpoint(model, path)
     if match := _HUB_GGUF.fullmatch(model):
         return GGUFCheckpoint(model, _fetch_file(match[1], match[2], revision, token))
-    if path.suffix != ".gguf" and _HUB_ID.fullmatch(model):
-        return _open_directory(model, _fetch(model, _HUB_FILES, revision, token))
+    if path.suffix != ".gguf" and HUB_ID.fullmatch(model):
+        return _open_directory(model, fetch_folder(model, _HUB_FILES, revision, token))
     raise CheckpointError(f"{model} does not exist; pass {_ACCEPTED}.")
 
 
@@ -317,8 +319,10 @@ def read_model_config(
             f"{model}: the shape of a GGUF file on the Hub is known only once all of it is here; "
             "fetch it and pass its path, or name a repository that has a config.json."
         )
-    if not path.exists() and path.suffix != ".gguf" and _HUB_ID.fullmatch(model):
-        return _open_directory(model, _fetch(model, ["config.json"], revision, token)).model_config
+    if not path.exists() and path.suffix != ".gguf" and HUB_ID.fullmatch(model):
+        return _open_directory(
+            model, fetch_folder(model, ["config.json"], revision, token)
+        ).model_config
     return open_checkpoint(model).model_config
 
 
@@ -337,8 +341,19 @@ def _open_directory(model: str, path: Path) -> Checkpoint:
     raise CheckpointError(f"{model} has no config.json; {hint}.")
 
 
-def _fetch(model: str, patterns: list[str], revision: str | None, token: str | None) -> Path:
-    """Return the folder of a model of the Hub; the cached one where the Hub cannot be reached."""
+def fetch_folder(
+    model: str, patterns: list[str], revision: str | None = None, token: str | None = None
+) -> Path:
+    """Return the folder of a model of the Hub; the cached one where the Hub cannot be reached.
+
+    Args:
+      model: id of a repository.
+      patterns: of the files that are wanted.
+      revision, token: as in `open_checkpoint`.
+
+    Raises:
+      CheckpointError: if it cannot be fetched.
+    """
     # Imported here: most runs need no Hub.
     import huggingface_hub
 
@@ -358,7 +373,7 @@ def _fetch(model: str, patterns: list[str], revision: str | None, token: str | N
 
 def _fetch_file(model: str, file: str, revision: str | None, token: str | None) -> Path:
     """Return the path of one file of a model of the Hub."""
-    path = _fetch(model, [glob.escape(file)], revision, token) / file
+    path = fetch_folder(model, [glob.escape(file)], revision, token) / file
     if not path.is_file():
         raise CheckpointError(f"{model} has no file {file}; pass {_ACCEPTED}.")
     return path

@@ -16,6 +16,7 @@ from paged.models.batch import ForwardBatch
 from paged.models.config import ModelConfig
 from paged.models.decoder import DecoderLM
 from paged.models.layers import Embed, Linear, RMSNorm
+from paged.models.lora import LayerAdapters, LoRAStack, own_rows
 from paged.models.moe import ExpertLinear, Experts
 from paged.models.quantization import quantize_layers
 from paged.models.registry import ARCHITECTURES
@@ -25,7 +26,11 @@ type GraphDef = nnx.GraphDef[DecoderLM]
 
 
 def forward(
-    graphdef: GraphDef, params: nnx.State[Any, Any], kv_cache: KVCache, batch: ForwardBatch
+    graphdef: GraphDef,
+    params: nnx.State[Any, Any],
+    kv_cache: KVCache,
+    batch: ForwardBatch,
+    loras: LoRAStack | None = None,
 ) -> tuple[Float[Array, "num_tokens hidden_size"], KVCache]:
     """Run the decoder over a flat batch of mixed prefill and decode tokens.
 
@@ -33,12 +38,15 @@ def forward(
       graphdef, params: the split model, see `abstract_model` and `load_params`.
       kv_cache: holds the tokens before this step; donate it to have it updated in place.
       batch: the tokens of this step, and where their keys and values go.
+      loras: the adapters that `batch.lora_ids` are slots of; None: none.
 
     Returns:
       Hidden states after the final norm, `[num_tokens, hidden_size]` (rows of padding hold
       garbage), and the cache with this step's keys, values and token ids.
     """
     model = nnx.merge(graphdef, params)
+    if loras is not None:
+        attach_adapters(model, loras, batch)
     slots = batch.attention[0].slot_mapping
     token_ids = write_token_ids(kv_cache.token_ids, batch.token_ids, slots)
     hidden, layers = model(batch, kv_cache.layers)
@@ -205,6 +213,23 @@ def linear_layers(model: DecoderLM) -> list[Linear | ExpertLinear | Embed]:
         module for _, module in nnx.iter_modules(model) if isinstance(module, Linear | ExpertLinear)
     ]
     return [*layers, model.head]
+
+
+def attach_adapters(model: DecoderLM, loras: LoRAStack, batch: ForwardBatch) -> None:
+    """Have the linear layers add what the adapters of a batch's tokens make of their inputs.
+
+    Args:
+      model: changed in place, for this batch.
+      loras: of the model, or of the part of it that one device computes.
+      batch: has `lora_ids`.
+    """
+    assert batch.lora_ids is not None
+    is_own = own_rows(loras, batch.lora_ids)
+    for path, module in nnx.iter_modules(model):
+        if isinstance(module, Linear):
+            pair = loras.layers.get(".".join(map(str, path)))
+            if pair is not None:
+                module.adapters = nnx.data(LayerAdapters(pair, is_own))
 
 
 def split_layers(model: DecoderLM, rules: ShardingRules) -> None:

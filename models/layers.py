@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from paged.models.lora import LayerAdapters
 from paged.models.parameters import parameter, random_weight
 from paged.models.stored_weight import (
     StoredWeight,
@@ -53,6 +54,8 @@ class Linear(nnx.Module):
       input_axes: names of the axes that are summed over.
       sum_axis: mesh axis whose devices have the other inputs; their products are summed. None: all
         inputs are here.
+      adapters: what LoRA adapters add to the product, for one batch (`attach_adapters`); None:
+        nothing.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Linear(nnx.Module):
         self.output_shape = tuple(axes.values())[: len(outputs) - 1]
         self.input_axes = tuple(axes)[len(self.output_shape) :]
         self.sum_axis: str | None = None
+        self.adapters: LayerAdapters | None = None
         self.weight: StoredWeight = random_weight(axes, dtype=dtype, rngs=rngs)
         bias_shape = tuple(axes[name] for name in bias_axes)
         self.bias = parameter(jnp.zeros(bias_shape, dtype), bias_axes) if bias_axes else None
@@ -92,7 +96,8 @@ class Linear(nnx.Module):
         rows = None if residual is None else _rows(residual)
         inputs, packed = _in_order(_rows(x), packed)
         (y,) = packed_linear(inputs, [packed], residual=rows, num_rows=num_rows)
-        return y.reshape(x.shape[0], *self.output_shape)
+        y = y.reshape(x.shape[0], *self.output_shape)
+        return y if self.adapters is None else self.adapters.add(x, y)
 
     def packed(self) -> PackedWeight | None:
         """Return what the native kernels take, or None if the weight is not packed."""
@@ -103,9 +108,11 @@ class Linear(nnx.Module):
 
     def _product(self, x: Array) -> Array:
         y = multiply(self.weight, _rows(x), math.prod(self.output_shape))
+        y = y.reshape(x.shape[0], *self.output_shape)
+        if self.adapters is not None:
+            y = self.adapters.add(x, y)
         if self.sum_axis is not None:
             y = jax.lax.psum(y, self.sum_axis)  # type: ignore[no-untyped-call]
-        y = y.reshape(x.shape[0], *self.output_shape)
         return y if self.bias is None else y + self.bias[...][None]
 
 
@@ -271,9 +278,16 @@ def project(
     if packed is None:
         rows = x if norm is None else norm(x)
         return tuple(layer(rows) for layer in layers)
-    outputs = packed_linear(x, packed, norm=_packed_norm(norm), num_rows=num_rows)
+    adapters = [layer.adapters for layer in layers]
+    if norm is not None and any(adapters):
+        x, norm = norm(x), None  # which the adapters read, too
+    products = packed_linear(x, packed, norm=_packed_norm(norm), num_rows=num_rows)
     shapes = [(x.shape[0], *layer.output_shape) for layer in layers]
-    return tuple(y.reshape(shape) for y, shape in zip(outputs, shapes, strict=True))
+    outputs = [y.reshape(shape) for y, shape in zip(products, shapes, strict=True)]
+    return tuple(
+        y if adapter is None else adapter.add(x, y)
+        for y, adapter in zip(outputs, adapters, strict=True)
+    )
 
 
 def project_gated(
@@ -296,6 +310,10 @@ def project_gated(
 
     Source: arXiv:2002.05202.
     """
+    if gate.adapters is not None or up.adapters is not None:
+        # Between product and activation, so the one native call that is both will not do.
+        gated, y = project(x, gate, up, norm=norm, num_rows=num_rows)
+        return ACTIVATIONS[activation](gated) * y
     packed = _all_packed((gate, up))
     if packed is None:
         rows = x if norm is None else norm(x)

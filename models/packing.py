@@ -91,10 +91,11 @@ class BatchLayout:
       num_groups: cache groups, each with block tables and slots of its own
         (docs/decisions/0017).
       max_logit_biases: biases per sequence of `WideEdits`.
+      has_loras: there are LoRA adapters, and `lora_ids` say which token has which.
 
     Fields, by the name in `views` (int32; floats by their bits): `seq_lens`, `block_tables`,
     `sampling`, `edit_ids`, `edit_values`, `wants_logprobs`, `uses_masks`, `uses_wide_edits`,
-    `num_wide_biases`, `query_start_loc`, `logits_indices`, `token_ids`, `positions` and
+    `num_wide_biases`, `query_start_loc`, `logits_indices`, `token_ids`, `positions`, `lora_ids` and
     `slot_mapping` as in `ForwardBatch` and `SamplingBatch`; `block_tables.1`, `slot_mapping.1` and
     so on of the further groups; and `sampled_rows`, the batch row that keeps each sequence's sample
     for a later step, or `NO_ROW`. A token id may also be `in_flight(batch_row)`.
@@ -107,6 +108,7 @@ class BatchLayout:
     vocab_size: int
     num_groups: int = 1
     max_logit_biases: int = 1024
+    has_loras: bool = False
 
     def _row_fields(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The fields by sequence: they come first, as the sampler reads them alone."""
@@ -128,6 +130,8 @@ class BatchLayout:
         yield "token_ids", (self.num_tokens,)
         yield "positions", (self.num_tokens,)
         yield group_field("slot_mapping", 0), (self.num_tokens,)
+        if self.has_loras:
+            yield "lora_ids", (self.num_tokens,)
         for group in range(1, self.num_groups):
             yield group_field("block_tables", group), (self.num_seqs, self.max_blocks_per_seq)
             yield group_field("slot_mapping", group), (self.num_tokens,)
@@ -191,6 +195,7 @@ class BatchLayout:
             positions=fields["positions"],
             attention=attention,
             logits_indices=fields["logits_indices"],
+            lora_ids=fields.get("lora_ids"),
         )
 
     def resize_rows(self, rows: Array, num_seqs: int) -> Array:

@@ -24,6 +24,7 @@ from jax import Array
 from paged.kv_cache import KVCache
 from paged.models.batch import SampledTokens, WideEdits
 from paged.models.forward import HeadDef, forward
+from paged.models.lora import LoRAStack
 from paged.models.packing import BatchLayout, in_flight
 from paged.models.programs import Program, ProgramSource
 from paged.models.sampling import mask_words, sample
@@ -59,13 +60,13 @@ def forward_step(
     """Run the model over one packed batch and write its keys and values.
 
     Args:
-      leaves: the model's parameters, flattened: a tuple of arrays is flattened in C++ at every
-        call, a nested state in Python.
+      leaves: the model's parameters and its adapters, see `step_leaves`, flattened: a tuple of
+        arrays is flattened in C++ at every call, a nested state in Python.
       kv_cache: donated; use the returned one from then on.
       packed: int32 `[layout.size]`, see `BatchLayout`.
       last_tokens: the last sample of each batch row, int32 `[max_num_seqs]`; stands in for token
         ids that were in flight when the batch was built.
-      treedef, graphdef: structure of the parameters and of the model (static).
+      treedef, graphdef: structure of what was flattened, and of the model (static).
       layout: the static shapes.
 
     Returns:
@@ -74,11 +75,22 @@ def forward_step(
       the cache, and the final hidden states of all tokens, `[num_tokens, hidden_size]`, for
       those whose prompt is scored (docs/decisions/0038).
     """
-    params = jax.tree.unflatten(treedef, leaves)
+    params, loras = jax.tree.unflatten(treedef, leaves)
     batch = layout.unpack_forward(packed)
     batch = dataclasses.replace(batch, token_ids=_resolve(batch.token_ids, last_tokens))
-    hidden, kv_cache = forward(graphdef, params, kv_cache, batch)
+    hidden, kv_cache = forward(graphdef, params, kv_cache, batch, loras)
     return hidden[batch.logits_indices], packed[: layout.rows_size], kv_cache, hidden
+
+
+def step_leaves(params: Any, loras: LoRAStack | None) -> tuple[tuple[Array, ...], Any]:
+    """Return the first argument of `forward_step`, and its structure.
+
+    Args:
+      params: the model's parameters.
+      loras: its adapters; None: there are none.
+    """
+    leaves, treedef = jax.tree.flatten((params, loras))
+    return tuple(leaves), treedef
 
 
 def _resolve(token_ids: Array, last_tokens: Array) -> Array:
@@ -185,6 +197,7 @@ def compile_forward(
     layout: BatchLayout,
     *,
     max_num_seqs: int,
+    loras: LoRAStack | None = None,
 ) -> Forward:
     """Compile `forward_step` for one layout ahead of time, or load it; the cache is donated.
 
@@ -194,10 +207,11 @@ def compile_forward(
       kv_cache: the cache, or its abstract shape.
       layout: the static shapes.
       max_num_seqs: batch rows.
+      loras: the model's adapters, if it has such.
     """
-    leaves, treedef = jax.tree.flatten(params)
+    leaves, treedef = step_leaves(params, loras)
     step = functools.partial(forward_step, treedef=treedef, graphdef=graphdef, layout=layout)
-    arguments = tuple(leaves), kv_cache, layout.empty(), np.zeros(max_num_seqs, np.int32)
+    arguments = leaves, kv_cache, layout.empty(), np.zeros(max_num_seqs, np.int32)
     outputs = 0, 0, kv_cache, 0
     program = Program(f"forward {layout}", step, arguments, outputs, donated=(1,))
     compiled: Forward = store.make(program)

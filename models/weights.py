@@ -55,6 +55,7 @@ class SafetensorsSource:
 
     Args:
       directory: folder of the checkpoint.
+      file: name of the only file to be read; None: those of a model.
 
     Raises:
       CheckpointError: if a file is missing, cut short or no safetensors file.
@@ -62,10 +63,11 @@ class SafetensorsSource:
     Source: https://huggingface.co/docs/safetensors (format).
     """
 
-    def __init__(self, directory: str | Path) -> None:
+    def __init__(self, directory: str | Path, file: str | None = None) -> None:
         self._entries: dict[str, _Entry] = {}
         self._last: _Entry | None = None
-        for path in _safetensors_files(Path(directory)):
+        folder = Path(directory)
+        for path in _safetensors_files(folder) if file is None else [folder / file]:
             self._entries |= _read_header(path)
 
     def names(self) -> list[str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paged.scheduler.async_engine import AsyncEngine
     from paged.scheduler.engine import Engine
     from paged.scheduler.llm import LLM
+    from paged.scheduler.lora_request import LoRARequest
     from paged.scheduler.output import CompletionOutput, RequestOutput
     from paged.scheduler.params import SamplingParams
     from paged.scheduler.structured.params import StructuredOutputs
@@ -34,6 +35,7 @@ _LAZY = {
     "CompletionOutput": "paged.scheduler.output",
     "Engine": "paged.scheduler.engine",
     "LLM": "paged.scheduler.llm",
+    "LoRARequest": "paged.scheduler.lora_request",
     "RequestOutput": "paged.scheduler.output",
     "SamplingParams": "paged.scheduler.params",
     "StructuredOutputs": "paged.scheduler.structured.params",
@@ -46,6 +48,7 @@ __all__ = [
     "Engine",
     "KVCache",
     "KVCacheSpec",
+    "LoRARequest",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputs",

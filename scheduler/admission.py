@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 
 from paged.models.tokenizer import Tokenizer
 from paged.scheduler.logit_edits import make_logit_edits
+from paged.scheduler.lora_store import Adapter
 from paged.scheduler.params import ParameterError, SamplingParams
 from paged.scheduler.request import CacheMode, Request
 from paged.scheduler.structured.compiler import Grammar
@@ -72,6 +73,7 @@ class InputProcessor:
         priority: int = 0,
         arrival_time: float | None = None,
         grammar: Grammar | None = None,
+        adapter: Adapter | None = None,
     ) -> list[Request]:
         """Return the `params.n` requests of one user request.
 
@@ -84,6 +86,7 @@ class InputProcessor:
           priority: lower is more urgent; counts under the priority policy only.
           arrival_time: monotonic seconds; now if None.
           grammar: what `params.structured_outputs` asks for, compiled.
+          adapter: what the model's linear layers have added to them; None: nothing.
 
         Raises:
           ParameterError: for an empty or too long prompt, an id outside the vocabulary, a
@@ -132,6 +135,7 @@ class InputProcessor:
                     logit_edits=edits,
                     constraint=None if grammar is None else grammar.start(jumps=jumps),
                     cache_salt=cache_salt,
+                    adapter=adapter,
                     cache_mode=cache_mode,
                     priority=priority,
                     parent_id=request_id,

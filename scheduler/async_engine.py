@@ -24,6 +24,7 @@ from paged.scheduler.deltas import Delta, join
 from paged.scheduler.engine import Engine
 from paged.scheduler.errors import EngineDeadError, QueueFullError, SlowConsumerError
 from paged.scheduler.loading import LoadedEngine, load_engine
+from paged.scheduler.lora_request import LoRARequest
 from paged.scheduler.mailbox import Mailbox
 from paged.scheduler.output import FinishReason, RequestOutput, StepStats
 from paged.scheduler.params import SamplingParams
@@ -224,6 +225,27 @@ class AsyncEngine:
         finally:
             self._answers.discard(answer)
 
+    async def add_lora(self, lora: LoRARequest) -> None:
+        """Read an adapter's files, even if they have been read, and list it by its name.
+
+        Requests that have begun go on with what was under the name before.
+
+        Raises:
+          AdapterNotFoundError, AdapterMismatchError, UnsupportedAdapterError: if there is no such
+            adapter, it is one of another model, or it needs what is not implemented or has no room;
+            nothing has changed then.
+          ParameterError: if the engine takes no adapters.
+        """
+        await asyncio.to_thread(self._engine.lora_store(lora).add, lora)
+
+    def remove_lora(self, name: str) -> bool:
+        """Take an adapter off the list; its unfinished requests go on. Say whether it was there."""
+        return self._engine.loras is not None and self._engine.loras.remove(name)
+
+    def loras(self) -> list[LoRARequest]:
+        """Return the adapters that were added, in order."""
+        return [] if self._engine.loras is None else self._engine.loras.listed()
+
     async def measure_work(self) -> None:
         """From now on note, for every request, the time of work that it took part in.
 
@@ -249,6 +271,7 @@ class AsyncEngine:
         cache_salt: str | None = None,
         cache_mode: CacheMode = CacheMode.DEFAULT,
         priority: int = 0,
+        lora: LoRARequest | None = None,
         stream: bool = True,
     ) -> AsyncGenerator[RequestOutput]:
         """Yield deltas of one request as its samples advance; ends when all have finished.
@@ -266,11 +289,13 @@ class AsyncEngine:
           cache_salt: prefix-cache isolation.
           cache_mode: what the request leaves behind in the prefix cache.
           priority: lower is more urgent; counts under the priority policy only.
+          lora: adapter to compute with; it need not have been added.
           stream: yield tokens as they come; otherwise each sample's all at once when it ends.
 
         Raises:
           ParameterError: before the first item, for what cannot be served.
           QueueFullError: before the first item, when too many requests wait, or grammars.
+          AdapterError: before the first item, if the adapter cannot be used.
           SlowConsumerError: at any time, if the caller takes what has come too slowly.
           EngineDeadError: at any time.
         """
@@ -293,9 +318,10 @@ class AsyncEngine:
                 priority=priority,
                 arrival_time=arrival_time,
                 grammar=await self._engine.compile_grammar(params),
+                adapter=await self._engine.load_adapter(lora),
             )
             self._inbox.put(lambda: self._add(requests, prompt, stream))
-            if mailbox.is_aborted:  # while its grammar was compiled
+            if mailbox.is_aborted:  # while its grammar was compiled, or its adapter read
                 self.abort(request_id)
             while not finished:
                 if mailbox.deltas:

@@ -94,6 +94,10 @@ def build_batch(
         for i in [i for i, count in enumerate(rows.counts) if count > 1]:
             _fill_first_tokens(views, rows[i], int(token_stops[i]) - 1, table, block_size)
     _fill_last_tokens(views, seqs, table, block_size)
+    if layout.has_loras:
+        views["lora_ids"][: output.num_tokens] = np.repeat(
+            table.lora_slots[seqs.batch_rows], rows.counts
+        )
     is_greedy, wide_edits = _fill_sampling(views, seqs, table)
     wants_logprobs, uses_masks = bool(views["wants_logprobs"][0]), bool(views["uses_masks"][0])
     # Of a prompt that goes on in a later step the row is of no use, but this is rare and cheap.

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from paged.scheduler.eviction.policies import DEFAULT_POLICY, POLICIES
+from paged.scheduler.lora_config import LoRAConfig
 from paged.scheduler.prefill_limits import PrefillLimits
 from paged.scheduler.prefix_cache import DEFAULT_HASH_ALGORITHM, HASH_ALGORITHMS
 from paged.scheduler.request_queue import SCHEDULING_POLICIES
@@ -78,6 +79,9 @@ class EngineConfig:
         split over them.
       enable_expert_parallel: in a mixture of experts, give each of them whole experts instead of a
         part of every expert.
+      enable_lora: let requests name LoRA adapters (`LoRARequest`).
+      max_loras, max_lora_rank, max_cpu_loras, lora_dtype, lora_target_modules: see `LoRAConfig`;
+        without `enable_lora` they mean nothing.
       artifact: folder of programs exported by `paged compile`, to be used instead of tracing the
         model; settings that are inside them must agree. None traces it.
     """
@@ -119,6 +123,12 @@ class EngineConfig:
     native_cache_dir: str = DEFAULT_NATIVE_CACHE_DIR
     tensor_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None
+    lora_dtype: str = "auto"
+    lora_target_modules: tuple[str, ...] | None = None
     artifact: str | None = None
 
     def __post_init__(self) -> None:
@@ -148,6 +158,11 @@ class EngineConfig:
                 "follow no blocks leave kv_cache_metrics off."
             )
         self.prefill_limits  # noqa: B018 - checks them
+        self.lora_config  # noqa: B018 - checks it
+        if self.enable_lora and self.artifact is not None:
+            raise ValueError(
+                "artifact has programs without room for LoRA adapters; leave it or enable_lora out."
+            )
         self._check_offloading()
         budget, seqs = self.max_num_batched_tokens, self.max_num_seqs
         if budget is not None and seqs is not None and budget < seqs:
@@ -164,6 +179,18 @@ class EngineConfig:
             max_num_partial_prefills=self.max_num_partial_prefills,
             max_long_partial_prefills=self.max_long_partial_prefills,
         )
+
+    @property
+    def lora_config(self) -> LoRAConfig | None:
+        """The settings of LoRA adapters; None if requests may name none."""
+        config = LoRAConfig(
+            max_loras=self.max_loras,
+            max_lora_rank=self.max_lora_rank,
+            max_cpu_loras=self.max_cpu_loras,
+            lora_dtype=self.lora_dtype,
+            target_modules=self.lora_target_modules,
+        )
+        return config if self.enable_lora else None
 
     def _check_offloading(self) -> None:
         for name in ("kv_offloading_size", "kv_offloading_disk_size"):

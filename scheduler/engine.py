@@ -10,6 +10,8 @@ import numpy as np
 from paged.models.tokenizer import Tokenizer
 from paged.scheduler.admission import InputProcessor
 from paged.scheduler.deltas import Delta, join
+from paged.scheduler.lora_request import LoRARequest
+from paged.scheduler.lora_store import Adapter, LoRAStore
 from paged.scheduler.output import (
     DeviceWork,
     FinishReason,
@@ -95,6 +97,7 @@ class Engine:
       async_scheduling: plan and dispatch each step while the device still works on the one
         before; outputs then come one call of `step` later, and are the same.
       grammars: compiles what structured outputs ask for; None: they are refused. Owned.
+      loras: adapters that requests may name; None: they are refused.
       tiers: the scheduler's memory below the device, to wait for; owned, closed by `close`.
       estimate_work: what each device does in a step, for metrics; None: not reported.
       clock: monotonic seconds.
@@ -109,6 +112,7 @@ class Engine:
         processor: InputProcessor,
         async_scheduling: bool = False,
         grammars: GrammarCompiler | None = None,
+        loras: LoRAStore | None = None,
         tiers: WaitableTiers | None = None,
         estimate_work: Callable[[SchedulerOutput], DeviceWork] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -126,6 +130,7 @@ class Engine:
         )
         self._async_scheduling = async_scheduling
         self.grammars = grammars
+        self.loras = loras
         self._mask_filler = MaskFiller()
         self._tiers = tiers
         self._in_flight: _InFlight | None = None
@@ -152,6 +157,7 @@ class Engine:
         cache_salt: str | None = None,
         cache_mode: CacheMode = CacheMode.DEFAULT,
         priority: int = 0,
+        lora: LoRARequest | None = None,
         stream: bool = True,
     ) -> None:
         """Check a user request and queue its samples.
@@ -162,12 +168,14 @@ class Engine:
           params: sampling parameters.
           prompt: the prompt's text, handed back in the outputs.
           cache_salt, cache_mode, priority: as in `InputProcessor.process`.
+          lora: adapter to compute with, which is read if it is not in memory.
           stream: as in `add_processed`.
 
         Raises:
           ParameterError: for what cannot be served (see `InputProcessor.process`), or a grammar
             that cannot be compiled, which is waited for.
           QueueFullError: if too many grammars wait.
+          AdapterError: if the adapter cannot be used.
           ValueError: if the id belongs to an unfinished request.
         """
         requests = self.processor.process(
@@ -178,6 +186,7 @@ class Engine:
             cache_mode=cache_mode,
             priority=priority,
             grammar=self._compile(params),
+            adapter=None if lora is None else self.lora_store(lora).get(lora),
         )
         self.add_processed(requests, prompt, stream=stream)
 
@@ -199,6 +208,26 @@ class Engine:
         if compiler is None or params.structured_outputs is None:
             return None
         return await compiler.compile_async(params.structured_outputs)
+
+    def lora_store(self, lora: LoRARequest) -> LoRAStore:
+        """Return what has the adapter, or reads it.
+
+        Raises:
+          ParameterError: if requests may name no adapters.
+        """
+        if self.loras is None:
+            raise ParameterError(
+                "lora", lora.lora_name, "needs an engine with enable_lora (--enable-lora)"
+            )
+        return self.loras
+
+    async def load_adapter(self, lora: LoRARequest | None) -> Adapter | None:
+        """Return what `InputProcessor.process` needs for an adapter; any thread may call it.
+
+        Raises:
+          ParameterError, AdapterError: as `add_request`.
+        """
+        return None if lora is None else await self.lora_store(lora).get_async(lora)
 
     def prepare_grammars(self) -> None:
         """Wait for what the first grammar needs, which would hold up everybody else later."""
@@ -275,7 +304,7 @@ class Engine:
         deltas, self._early_deltas = self._early_deltas, []
         scheduled = self.scheduler.schedule()
         pending = None
-        if scheduled.scheduled or scheduled.saves or scheduled.restores:
+        if scheduled.scheduled or scheduled.saves or scheduled.restores or scheduled.lora_loads:
             pending = self.runner.execute(scheduled)
         previous, self._in_flight = self._in_flight, None
         if previous is not None:

@@ -16,13 +16,8 @@ from paged.models.checkpoint import open_checkpoint
 from paged.scheduler.artifacts import artifact_settings
 from paged.scheduler.capacity import check_one_request_fits
 from paged.scheduler.config import EngineConfig, StepLimits
-from paged.scheduler.loading import (
-    cache_groups,
-    kv_cache_spec,
-    make_bucket_table,
-    resolve_config,
-    size_kv_cache,
-)
+from paged.scheduler.loading import cache_groups, make_bucket_table, resolve_config
+from paged.scheduler.memory import kv_cache_spec, size_kv_cache
 from paged.scheduler.placement import Placement
 from paged.scheduler.step_programs import compile_programs, step_layout
 from paged.sharding import TENSOR_AXIS
@@ -60,6 +55,11 @@ def compile_artifact(
       RuntimeError: if `gpu` is named and JAX's CUDA plugin is missing.
       CheckpointError, UnsupportedModelError, CapacityError: as `load_engine`.
     """
+    if config.enable_lora:
+        raise ValueError(
+            "enable_lora: programs with LoRA adapters are not exported; leave it out, and let the "
+            "compile cache keep them."
+        )
     folder = pathlib.Path(folder).expanduser()
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty; remove it or choose another folder.")

@@ -14,6 +14,7 @@ from paged.scheduler.admission import parse_cache_mode
 from paged.scheduler.cache_events import CacheEvent
 from paged.scheduler.config import EngineConfig
 from paged.scheduler.loading import load_engine
+from paged.scheduler.lora_request import LoRARequest
 from paged.scheduler.output import CompletionOutput, PositionLogprobs, RequestOutput
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import CacheMode
@@ -136,6 +137,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Generate for each prompt; all run as one continuous batch.
@@ -144,6 +146,8 @@ class LLM:
           prompts: one prompt or several.
           sampling_params: one for all or one per prompt; None takes the checkpoint's defaults.
           use_tqdm: show a progress bar.
+          lora_request: adapter to compute with, one for all or one per prompt; None is the base
+            model. The engine needs `enable_lora`.
           priority: one per prompt, instead of those in the prompts; lower is more urgent. Counts
             under scheduling_policy="priority" only.
 
@@ -152,7 +156,8 @@ class LLM:
 
         Raises:
           ParameterError: for a prompt or parameters that cannot be served; nothing is generated.
-          ValueError: if there are not as many parameters or priorities as prompts.
+          AdapterError: for an adapter that cannot be used; nothing is generated.
+          ValueError: if there are not as many parameters, adapters or priorities as prompts.
         """
         several: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
         params = self._params_for(len(several), sampling_params)
@@ -160,9 +165,12 @@ class LLM:
         priorities = [p.priority for p in parsed] if priority is None else priority
         if len(priorities) != len(several):
             raise ValueError(f"Got {len(priorities)} priorities for {len(several)} prompts.")
+        loras = _loras_for(len(several), lora_request)
         ids: list[str] = []
         try:
-            for prompt, prompt_params, urgency in zip(parsed, params, priorities, strict=True):
+            for prompt, prompt_params, urgency, lora in zip(
+                parsed, params, priorities, loras, strict=True
+            ):
                 request_id = str(next(self._ids))
                 self._engine.add_request(
                     request_id,
@@ -172,6 +180,7 @@ class LLM:
                     cache_salt=prompt.cache_salt,
                     cache_mode=prompt.cache_mode,
                     priority=operator.index(urgency),
+                    lora=lora,
                     stream=False,
                 )
                 ids.append(request_id)
@@ -185,6 +194,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: Sequence[int] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -195,7 +205,7 @@ class LLM:
 
         Args:
           messages: one conversation or a list of them.
-          sampling_params, use_tqdm, priority: as in `generate`.
+          sampling_params, use_tqdm, lora_request, priority: as in `generate`.
           add_generation_prompt: open the assistant's turn.
           continue_final_message: continue the last message instead of answering it.
           tools: tool descriptions for the template.
@@ -223,7 +233,13 @@ class LLM:
             )
             token_ids = self._engine.tokenizer.encode(text, add_special_tokens=False)
             prompts.append({"prompt": text, "prompt_token_ids": token_ids})
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
+        return self.generate(
+            prompts,
+            sampling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            priority=priority,
+        )
 
     def _params_for(
         self, count: int, given: SamplingParams | Sequence[SamplingParams] | None
@@ -324,6 +340,16 @@ def _join(index: int, deltas: Sequence[CompletionOutput]) -> CompletionOutput:
         stop_reason=deltas[-1].stop_reason,
         cumulative_logprob=cumulative,
     )
+
+
+def _loras_for(
+    count: int, given: LoRARequest | Sequence[LoRARequest | None] | None
+) -> list[LoRARequest | None]:
+    if given is None or isinstance(given, LoRARequest):
+        return [given] * count
+    if len(given) != count:
+        raise ValueError(f"Got {len(given)} lora_requests for {count} prompts.")
+    return list(given)
 
 
 def _is_one_prompt(prompts: Any) -> bool:

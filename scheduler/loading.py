@@ -2,49 +2,40 @@
 
 import concurrent.futures
 import dataclasses
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
 
-from paged.backends import (
-    DeviceMemory,
-    current_device,
-    current_platform,
-    device_memory,
-    keep_freed_memory,
-)
-from paged.block_copy import MAX_STAGED_BYTES
+from paged.backends import current_device, current_platform, device_memory, keep_freed_memory
 from paged.cache_groups import CacheGroup, group_layers, one_group
 from paged.kv_cache import KVCacheSpec
+from paged.models.adapter import read_adapter
 from paged.models.artifact import Artifact, ArtifactPrograms
 from paged.models.checkpoint import Checkpoint, open_checkpoint
 from paged.models.compilation import make_cache_directory, no_persistent_cache, persistent_cache
 from paged.models.config import ModelConfig
 from paged.models.executables import ExecutableStore
 from paged.models.linear_packing import pack_linear_layers
+from paged.models.lora_layers import AdaptableModel
 from paged.models.programs import ProgramSource
 from paged.models.quantization import resolve_quantization
-from paged.models.tensor_parallel import TensorParallel
 from paged.models.weight_bytes import count_weight_bytes
 from paged.models.weights import resolve_dtype
 from paged.scheduler.admission import InputProcessor
-from paged.scheduler.artifacts import agree_with_artifact, check_artifact_fits
-from paged.scheduler.backend_choice import choose_backends, kv_element_type
+from paged.scheduler.artifacts import agree_with_artifact
+from paged.scheduler.backend_choice import choose_backends
 from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.block_residency import ResidencySampler
 from paged.scheduler.buckets import MIN_ROWS, BucketTable
-from paged.scheduler.capacity import (
-    GIB,
-    MemoryBudget,
-    available_kv_bytes,
-    check_one_request_fits,
-    describe_capacity,
-)
+from paged.scheduler.capacity import GIB, check_one_request_fits, describe_capacity
 from paged.scheduler.config import EngineConfig, StepLimits
 from paged.scheduler.engine import Engine
 from paged.scheduler.eviction.policies import make_policy
+from paged.scheduler.lora_store import LoRAStore
+from paged.scheduler.memory import kv_cache_spec, size_kv_cache
 from paged.scheduler.offloading import BlockMover, check_offloading, make_tiers
 from paged.scheduler.placement import Placement, split_of
 from paged.scheduler.prefix_cache import PrefixHasher
@@ -53,7 +44,7 @@ from paged.scheduler.scheduler import Scheduler
 from paged.scheduler.startup import Phase, StartupPhases
 from paged.scheduler.step_work import StepWorkEstimate
 from paged.scheduler.structured.compiler import GrammarCompiler
-from paged.scheduler.tiers.manager import MAX_INFLIGHT_BYTES, TierManager
+from paged.scheduler.tiers.manager import TierManager
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +119,7 @@ def load_engine(
     )
     limits = StepLimits.of(config)
     placement = Placement.of(config, checkpoint.model_config.for_context(limits.max_model_len))
+    adaptable = _adaptable_model(config, checkpoint.model_config)
     groups = cache_groups(config, checkpoint.model_config)
     windows = tuple(group.sliding_window for group in groups)
     spec = kv_cache_spec(config, placement.split.part, groups)
@@ -156,7 +148,15 @@ def load_engine(
     )
     grammars.start_loading()
     runner, tiers = _load_runner(
-        checkpoint, config, placement, spec, num_blocks, groups, phases, progress=progress
+        checkpoint,
+        config,
+        placement,
+        spec,
+        num_blocks,
+        groups,
+        phases,
+        adaptable=adaptable,
+        progress=progress,
     )
     logger.info("%s", phases.table())
     engine = Engine(
@@ -164,6 +164,7 @@ def load_engine(
         runner=runner,
         async_scheduling=bool(config.async_scheduling),
         grammars=grammars,
+        loras=None if adaptable is None else _make_lora_store(config, adaptable),
         tiers=tiers,
         estimate_work=_work_estimate(config, placement) if config.enable_mfu_metrics else None,
         tokenizer=tokenizer,
@@ -221,8 +222,24 @@ def _make_scheduler(
         max_long_partial_prefills=prefill.max_long_partial_prefills,
         windows=windows,
         hasher=hasher,
+        max_loras=config.max_loras if config.enable_lora else 0,
         tiers=tiers,
     )
+
+
+def _adaptable_model(config: EngineConfig, model: ModelConfig) -> AdaptableModel | None:
+    """Return what adapters may change of a model; None if requests may name none."""
+    loras = config.lora_config
+    return None if loras is None else AdaptableModel.of(model, loras.target_modules)
+
+
+def _make_lora_store(config: EngineConfig, model: AdaptableModel) -> LoRAStore:
+    loras = config.lora_config
+    assert loras is not None
+    read = functools.partial(
+        read_adapter, model=model, max_rank=loras.max_lora_rank, dtype=loras.lora_dtype
+    )
+    return LoRAStore(read, loras.num_host_loras)
 
 
 def _load_runner(
@@ -234,6 +251,7 @@ def _load_runner(
     groups: tuple[CacheGroup, ...],
     phases: StartupPhases,
     *,
+    adaptable: AdaptableModel | None,
     progress: bool,
 ) -> tuple[ModelRunner, TierManager | None]:
     """Load the weights, allocate the KV cache and its tiers, and compile every step."""
@@ -257,6 +275,7 @@ def _load_runner(
         kv_cache = allocating.result()
         mover = BlockMover(kv_cache, has_tiers=config.kv_offloading_size > 0)
         tiers = make_tiers(config, mover.transfer, params)
+        loras = None if adaptable is None else placement.allocate_loras(config, adaptable)
     if jax.default_backend() == "cpu":
         keep_freed_memory()
     runner = ModelRunner(
@@ -269,6 +288,7 @@ def _load_runner(
         num_groups=len(groups),
         block_mover=mover,
         params_layout=placement.params_layout(config, graphdef),
+        loras=loras,
     )
     table = make_bucket_table(config)
     logger.info("Compiling for %d shapes of a step.", len(table.buckets))
@@ -301,7 +321,7 @@ def _program_source(
     store = ExecutableStore(
         path and path / "executables",
         f"{model} {groups} {config.dtype} {config.attention_backend} {config.linear_backend} "
-        f"{config.tensor_parallel_size} {config.enable_expert_parallel}",
+        f"{config.tensor_parallel_size} {config.enable_expert_parallel} {config.lora_config}",
         "" if artifact is None else artifact.digest,
     )
     return store if artifact is None else ArtifactPrograms(artifact, store)
@@ -322,20 +342,6 @@ def _check_tiers(config: EngineConfig, windows: Sequence[int | None]) -> None:
             "layers; set disable_hybrid_kv_cache_manager, or leave offloading off."
         )
     check_offloading(config)
-
-
-def kv_cache_spec(
-    config: EngineConfig, model: ModelConfig, groups: Sequence[CacheGroup]
-) -> KVCacheSpec:
-    """Return what a block holds on a device that computes `model`; `config` is resolved."""
-    return KVCacheSpec(
-        num_layers=max(len(group.layers) for group in groups),
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        block_size=config.block_size,
-        dtype=kv_element_type(config.kv_cache_dtype),
-        num_planes=model.kv_planes,
-    )
 
 
 def resolve_config(
@@ -392,6 +398,7 @@ def resolve_config(
         dtype=dtype,
         quantization=resolve_quantization(config.quantization, model.quantization_method),
         kv_cache_dtype=kv_cache_dtype,
+        lora_dtype=dtype if config.lora_dtype == "auto" else config.lora_dtype,
         async_scheduling=(
             platform != "cpu" if config.async_scheduling is None else config.async_scheduling
         ),
@@ -399,94 +406,6 @@ def resolve_config(
     if config.artifact is not None:
         return resolved  # its programs have their backends inside
     return choose_backends(resolved, split_of(config, model).part, platform, progress=progress)
-
-
-def size_kv_cache(spec: KVCacheSpec, config: EngineConfig, placement: Placement) -> int:
-    """Return the number of KV blocks, the null block included.
-
-    Args:
-      spec: what a block holds on one device.
-      config: resolved settings.
-      placement: the devices.
-    """
-    part = placement.split.part
-    if config.num_gpu_blocks_override is not None:
-        if config.artifact is not None:
-            weights = weight_bytes(config, part)
-            check_artifact_fits(spec, config.num_gpu_blocks_override, weights)
-        return config.num_gpu_blocks_override
-    if config.kv_cache_memory_bytes is not None:
-        return spec.blocks_that_fit(config.kv_cache_memory_bytes)
-    budget = memory_budget(
-        config, placement.split, placement.memory(), is_host=current_platform() == "cpu"
-    )
-    available = available_kv_bytes(budget, config.gpu_memory_utilization)
-    logger.info("Available KV cache memory: %.2f GiB", available / GIB)
-    return spec.blocks_that_fit(available)
-
-
-def memory_budget(
-    config: EngineConfig, split: TensorParallel, memory: DeviceMemory, *, is_host: bool
-) -> MemoryBudget:
-    """Return what each device has, and what weights and steps take of it.
-
-    Args:
-      config: resolved settings.
-      split: the model's parts.
-      memory: of each device.
-      is_host: the devices are the host's CPU.
-    """
-    # The head's logits are gathered before they are sampled from: all are on every device.
-    widest = dataclasses.replace(split.part, vocab_size=split.config.vocab_size)
-    return MemoryBudget(
-        total_bytes=memory.total_bytes,
-        free_bytes=memory.free_bytes,
-        weight_bytes=weight_bytes(config, split.part),
-        activation_bytes=activation_bytes(config, widest) + staging_bytes(config),
-        shared_with_host=is_host,
-        num_devices=split.size,
-    )
-
-
-def weight_bytes(config: EngineConfig, model: ModelConfig) -> int:
-    """Return the bytes that the parameters of `model` will take."""
-    return count_weight_bytes(model, dtype=config.dtype, quantization=config.quantization).total
-
-
-def activation_bytes(config: EngineConfig, model: ModelConfig) -> int:
-    """Return an upper bound on the temporaries of the largest step.
-
-    The widest moments are the MLP (gate, up and their product for every token), the head (float32
-    logits of every sequence, a few copies of them while sampling), and with latent attention its
-    queries and outputs, of the width of the cache for every head; all are counted, although they
-    are never alive together.
-    """
-    limits = StepLimits.of(config)
-    mlp_bytes = limits.max_num_batched_tokens * (3 * model.intermediate_size) * 4
-    residual_bytes = limits.max_num_batched_tokens * (6 * model.hidden_size) * 4
-    logits_bytes = limits.max_num_seqs * model.vocab_size * 4 * 4
-    latent_bytes = 0
-    if model.latent is not None:
-        # The absorbed queries, the same beside the rotated ones, rotated, and the output.
-        width = model.num_q_heads * model.head_dim
-        latent_bytes = limits.max_num_batched_tokens * (4 * width) * 4
-    widened_bytes = _widened_bytes(config, model)
-    return mlp_bytes + residual_bytes + logits_bytes + latent_bytes + widened_bytes
-
-
-def _widened_bytes(config: EngineConfig, model: ModelConfig) -> int:
-    """Return an upper bound on a quantised weight that a product widens, one after the other."""
-    if config.quantization is None:
-        return 0
-    return 4 * model.hidden_size * max(model.intermediate_size, model.num_q_heads * model.head_dim)
-
-
-def staging_bytes(config: EngineConfig) -> int:
-    """Return the most device memory of blocks on their way to and from the tiers below."""
-    if not config.kv_offloading_size:
-        return 0
-    # In each direction what may be on its way, and one program's output that is not counted yet.
-    return 2 * MAX_INFLIGHT_BYTES + MAX_STAGED_BYTES
 
 
 def _default_limits(platform: str) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from paged.scheduler.block_residency import BlockResidency
 from paged.scheduler.work import Work
 
 if TYPE_CHECKING:
+    from paged.scheduler.lora_store import Adapter
     from paged.scheduler.request import Request
 
 
@@ -59,6 +60,7 @@ class SchedulerOutput:
       restores: staged contents from lower tiers, opaque to the scheduler.
       saves: (block id, key) of evicted blocks that a lower tier keeps.
       block_copies: (source, destination) block ids; all are read before any is written.
+      lora_loads: (slot, adapter) of adapters that have to be on the device before the step.
       scores_prompts: some request wants the log probabilities of its prompt's tokens.
     """
 
@@ -68,6 +70,7 @@ class SchedulerOutput:
     restores: tuple[object, ...] = ()
     saves: tuple[tuple[int, bytes], ...] = ()
     block_copies: tuple[tuple[int, int], ...] = ()
+    lora_loads: "tuple[tuple[int, Adapter], ...]" = ()
     scores_prompts: bool = False
 
 
@@ -290,6 +293,7 @@ class StepStats:
       ttft_seconds: time to first token of requests that got it in this step.
       itl_seconds: gaps between a request's previous token and this one.
       finished: requests that ended.
+      running_loras, waiting_loras: names of the adapters of requests after the step, sorted.
       step_seconds: wall time of the step.
       block_residencies: stays of followed KV blocks that ended; none unless some are followed.
       work: what each device did, by estimate; nothing unless that is estimated.
@@ -314,6 +318,8 @@ class StepStats:
     ttft_seconds: tuple[float, ...] = ()
     itl_seconds: tuple[float, ...] = ()
     finished: tuple[FinishedRequestStats, ...] = field(default_factory=tuple)
+    running_loras: tuple[str, ...] = ()
+    waiting_loras: tuple[str, ...] = ()
     step_seconds: float = 0.0
     block_residencies: tuple[BlockResidency, ...] = ()
     work: DeviceWork = field(default_factory=DeviceWork)

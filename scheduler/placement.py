@@ -13,6 +13,8 @@ from paged.cache_groups import CacheGroup
 from paged.kv_cache import KVCache, KVCacheSpec, allocate_kv_cache
 from paged.models.config import ModelConfig
 from paged.models.forward import GraphDef, abstract_model
+from paged.models.lora_arrays import LoRAArrays
+from paged.models.lora_layers import AdaptableModel
 from paged.models.params_layout import ParamsLayout
 from paged.models.programs import ProgramSource
 from paged.models.sharded_programs import ShardedPrograms
@@ -90,6 +92,26 @@ class Placement:
             shardings=self.param_shardings(config),
             kv_head_copies=self.split.kv_head_copies,
             is_packed=config.linear_backend == "native",
+        )
+
+    def allocate_loras(self, config: EngineConfig, model: AdaptableModel) -> LoRAArrays | None:
+        """Return room for the adapters of requests; None if they have none.
+
+        Args:
+          config: resolved settings.
+          model: what adapters may change.
+        """
+        loras = config.lora_config
+        if loras is None:
+            return None
+        mesh, rules = self.mesh, self.split.rules
+        return LoRAArrays(
+            model.layers,
+            max_loras=loras.max_loras,
+            max_rank=loras.max_lora_rank,
+            dtype=loras.lora_dtype,
+            kv_head_copies=self.split.kv_head_copies,
+            place=lambda axes: None if mesh is None else rules.named_sharding(mesh, axes),
         )
 
     def abstract_params(self, config: EngineConfig) -> nnx.State[Any, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from paged.scheduler.logit_edits import LogitEdits
+from paged.scheduler.lora_store import Adapter
 from paged.scheduler.output import FinishReason
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.work import Work
@@ -70,7 +71,10 @@ class Request:
       constraint: what its next token may be, None if it may be any.
       needs_known_tokens: whether its next token cannot be sampled before the last one is known.
       cache_salt: isolates the prefix cache; requests share blocks only under an equal salt.
-      lora: name and content digest of the adapter, None for the base model.
+      lora: name and content digest of the adapter, None for the base model; its key in names of
+        blocks.
+      adapter: that adapter, which stays in memory as long as the request needs it.
+      lora_slot: where it lies on the device; 0 for the base model, and while it waits for a place.
       mm_items: multimodal items in the prompt.
       cache_mode: what the request leaves behind in the prefix cache.
       priority: lower is more urgent; counts under the priority policy only.
@@ -110,6 +114,7 @@ class Request:
     constraint: "GrammarConstraint | None" = None
     cache_salt: str | None = None
     lora: tuple[str, str] | None = None
+    adapter: Adapter | None = None
     mm_items: tuple[MultimodalItem, ...] = ()
     cache_mode: CacheMode = CacheMode.DEFAULT
     priority: int = 0
@@ -123,6 +128,7 @@ class Request:
     block_tables: list[list[int]] = field(default_factory=lambda: [[]])
     table_version: int = 0
     batch_row: int = -1
+    lora_slot: int = 0
     block_hashes: list[bytes] = field(default_factory=list)
     num_published_blocks: int = 0
     num_computed_tokens: int = 0
@@ -148,6 +154,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.prompt_token_ids)
+        if self.adapter is not None:
+            self.lora = self.adapter.key
         eos = self.eos_token_id
         self.end_token_ids = self.stop_token_ids if eos is None else self.stop_token_ids | {eos}
         edits = self.logit_edits

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.kv_manager import KVManager, PrefixHit
+from paged.scheduler.lora_slots import LoRASlots
 from paged.scheduler.output import FinishReason
 from paged.scheduler.request import Request, RequestStatus
 from paged.scheduler.request_queue import RequestQueue
@@ -23,6 +24,7 @@ class RequestBook:
       pool: the blocks; its policy hears who waits for what.
       restorer: loads of those that wait for a lower tier.
       queue: order of those that wait without blocks.
+      loras: places of their adapters; whoever has blocks has one.
       max_num_seqs: batch rows.
 
     Attributes:
@@ -40,6 +42,7 @@ class RequestBook:
         pool: BlockPool,
         restorer: Restorer,
         queue: RequestQueue,
+        loras: LoRASlots,
         max_num_seqs: int,
     ) -> None:
         self.waiting = queue
@@ -50,6 +53,7 @@ class RequestBook:
         self._kv = kv
         self._pool = pool
         self._restorer = restorer
+        self._loras = loras
         self._by_id: dict[str, Request] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
@@ -82,6 +86,7 @@ class RequestBook:
         request.block_tables = [[] for _ in range(self._kv.num_groups)]
         request.status = RequestStatus.WAITING
         self._by_id[request.request_id] = request
+        self._loras.register(request)
 
     def enqueue(self, request: Request, *, in_front: bool = False) -> None:
         """Let a request without blocks wait."""
@@ -93,14 +98,15 @@ class RequestBook:
 
     def leave_queue(self, request: Request, hit: PrefixHit | None) -> None:
         """Take an admitted request out of the queue; `hit` is what it was admitted with."""
-        self.waiting.remove(request)
-        self._pool.policy.forget(request.request_id)
+        self._dequeue(request)
+        self._loras.acquire(request)
         if hit is not None:
             self._pool.policy.lookup(request.block_hashes, hit.num_blocks)
 
     def hold(self, request: Request) -> None:
         """Let a request with blocks wait for its first step."""
         self.held[request.request_id] = request
+        self._loras.acquire(request)
 
     def start(self, request: Request) -> None:
         """Let a request with blocks run."""
@@ -115,6 +121,7 @@ class RequestBook:
         self.num_preemptions += 1
         self.num_discarded_tokens += victim.num_computed_tokens
         self._kv.free(victim)
+        self._loras.release(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.num_preemptions += 1
         self.enqueue(victim, in_front=True)
@@ -132,6 +139,7 @@ class RequestBook:
         else:
             return None
         self._kv.free(request)
+        self._loras.release(request)
         self.enqueue(request, in_front=True)
         return request
 
@@ -152,8 +160,10 @@ class RequestBook:
         if request.status is RequestStatus.RUNNING:
             self._stop(request)
         elif self.held.pop(request_id, None) is None and not was_loading:
-            self.leave_queue(request, None)
+            self._dequeue(request)
         self._kv.free(request)
+        self._loras.release(request)
+        self._loras.forget(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         request.stop_reason = stop_reason
@@ -174,6 +184,10 @@ class RequestBook:
         """Return those that were passed over to the front of the queue, in their order."""
         for request in reversed(requests):
             self.waiting.push_front(request)
+
+    def _dequeue(self, request: Request) -> None:
+        self.waiting.remove(request)
+        self._pool.policy.forget(request.request_id)
 
     def _stop(self, request: Request) -> None:
         del self.running[request.request_id]

@@ -28,6 +28,7 @@ class RowTable:
       block_tables: int32 `[num_groups, max_num_seqs, max_blocks_per_seq]`.
       sampling: int32 `[max_num_seqs, len(SAMPLING_COLUMNS)]`, see `sampling_row`.
       wants_logprobs, wants_hidden, has_edits, is_constrained: bool `[max_num_seqs]`.
+      lora_slots: int32 `[max_num_seqs]`, where its adapter lies on the device.
       is_greedy: bool `[max_num_seqs]`, whether nothing but the logits and this step's edits decides
         which token is taken, and only the token is wanted.
     """
@@ -40,6 +41,7 @@ class RowTable:
         self.has_edits = np.zeros(max_num_seqs, np.bool_)
         self.is_constrained = np.zeros(max_num_seqs, np.bool_)
         self.is_greedy = np.zeros(max_num_seqs, np.bool_)
+        self.lora_slots = np.zeros(max_num_seqs, np.int32)
         self._num_blocks = np.zeros(max_num_seqs, np.int32)  # entries copied, in every group
         self._versions = np.full(max_num_seqs, -1, np.int64)
 
@@ -74,6 +76,7 @@ class RowTable:
         self.has_edits[row] = request.logit_edits is not None
         self.is_constrained[row] = request.constraint is not None
         self.is_greedy[row] = _is_greedy(request)
+        self.lora_slots[row] = request.lora_slot
         self._append_blocks(row, request)
 
     def _append_blocks(self, row: int, request: Request) -> None:

@@ -13,11 +13,13 @@ from paged.kv_cache import KVCache
 from paged.models.batch import SampledTokens, WideEdits
 from paged.models.executables import ExecutableStore
 from paged.models.forward import split_head
+from paged.models.lora_arrays import LoRAArrays
 from paged.models.packing import BatchLayout
 from paged.models.params_layout import ParamsLayout
 from paged.models.programs import ProgramSource
 from paged.models.sampling import mask_words
 from paged.models.scoring import NUM_SCORED_ROWS
+from paged.models.step import step_leaves
 from paged.scheduler.batching import Batch, build_batch
 from paged.scheduler.buckets import Bucket, BucketTable
 from paged.scheduler.output import ModelRunnerOutput, RunnerLogprobs, SchedulerOutput
@@ -101,6 +103,7 @@ class ModelRunner:
       num_groups: cache groups of the model that `graphdef` was made for.
       block_mover: carries out what a step asks for beside the model; None if none ever does.
       params_layout: brings other parameters into the form of `params`; None if none ever come.
+      loras: adapters on the device; None if requests have none.
     """
 
     def __init__(
@@ -115,9 +118,11 @@ class ModelRunner:
         num_groups: int = 1,
         block_mover: BlockMover | None = None,
         params_layout: ParamsLayout | None = None,
+        loras: LoRAArrays | None = None,
     ) -> None:
         self._graphdef = graphdef
         self._params_layout = params_layout
+        self._loras = loras
         self._use(params)
         self._kv_cache = kv_cache
         # Like the token ids of the cache, on every device that it is split over.
@@ -139,6 +144,7 @@ class ModelRunner:
             max_blocks_per_seq=max_blocks_per_seq,
             vocab_size=self._vocab_size,
             num_groups=num_groups,
+            has_loras=self._loras is not None,
         )
 
     def _head_layout(self, num_rows: int) -> BatchLayout:
@@ -175,7 +181,11 @@ class ModelRunner:
             max_num_seqs=self._last_tokens.shape[0],
             store=store or ExecutableStore(None),
             progress=progress,
+            loras=None if self._loras is None else self._loras.stack,
         )
+        if self._loras is not None:
+            self._loras.load(1, {})  # compiles what writes them
+            self._use(self._params)
         self._table = table
         self._no_edits = {
             size: jax.tree.map(jnp.asarray, self._head_layout(size).empty_wide_edits())
@@ -201,6 +211,7 @@ class ModelRunner:
         if self._table is None:
             raise RuntimeError("Call warmup(table) before execute(): no step is compiled yet.")
         self._move_blocks(output)
+        self._load_adapters(output)
         num_seqs = len(output.scheduled)
         if not num_seqs:
             return DeviceStep(None, 0)
@@ -245,14 +256,14 @@ class ModelRunner:
 
     def _use(self, params: Any) -> None:
         self._params = params
-        self._leaves = tuple(jax.tree.leaves(params))
+        self._leaves, _ = step_leaves(params, None if self._loras is None else self._loras.stack)
         self._head_params = split_head(self._graphdef, params)[1]
 
     def close(self) -> None:
         """Release parameters, KV cache and compiled steps."""
         self._table = self._programs = None
         self._leaves = ()
-        self._params = self._head_params = None
+        self._params = self._head_params = self._loras = None
         for array in jax.tree.leaves(self._kv_cache):
             if not array.is_deleted():
                 array.delete()
@@ -271,6 +282,15 @@ class ModelRunner:
             mover.save(self._kv_cache, output.saves)
         if output.block_copies:
             self._kv_cache = mover.copy(self._kv_cache, output.block_copies)
+
+    def _load_adapters(self, output: SchedulerOutput) -> None:
+        """Put the adapters that a step needs, and that were elsewhere, into their slots."""
+        if not output.lora_loads:
+            return
+        assert self._loras is not None, "make the runner with loras"
+        for slot, adapter in output.lora_loads:
+            self._loras.load(slot, adapter.weights.layers)
+        self._use(self._params)
 
     def _forward(self, bucket: Bucket, batch: Batch, num_seqs: int) -> "_Forward":
         """Start the model's part of a step."""

@@ -16,6 +16,7 @@ from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.block_residency import BlockResidency
 from paged.scheduler.errors import CapacityError
 from paged.scheduler.kv_manager import KVManager
+from paged.scheduler.lora_slots import LoRASlots
 from paged.scheduler.output import FinishReason, ModelRunnerOutput, SchedulerOutput
 from paged.scheduler.pins import PrefixPins
 from paged.scheduler.prefill_limits import PartialPrefills, PrefillLimits, check_limits
@@ -52,6 +53,8 @@ class Scheduler:
         with room for all of it.
       windows: the cache groups, see `KVManager`.
       hasher: names block contents, see `KVManager`.
+      max_loras: most different adapters of admitted requests; others wait, and are overtaken. 0:
+        requests have none.
       tiers: memory below the device that evicted blocks go to and come back from; None: none.
       clock: seconds, monotonic.
 
@@ -73,6 +76,7 @@ class Scheduler:
         enable_chunked_prefill: bool = True,
         windows: Sequence[int | None] = (None,),
         hasher: PrefixHasher | None = None,
+        max_loras: int = 0,
         tiers: Tiers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -97,12 +101,14 @@ class Scheduler:
             pool, windows=windows, max_num_batched_tokens=max_num_batched_tokens, hasher=hasher
         )
         self._restorer = Restorer(self._kv, pool, tiers)
+        self.loras = LoRASlots(max_loras)
         self._is_by_priority = policy == "priority"
         self._book = RequestBook(
             kv=self._kv,
             pool=pool,
             restorer=self._restorer,
             queue=make_request_queue(policy),
+            loras=self.loras,
             max_num_seqs=max_num_seqs,
         )
         self._leaders = SampleLeaders(is_needed=not pool.enable_caching)
@@ -234,6 +240,7 @@ class Scheduler:
             block_copies=self._kv.take_copies(),
             saves=self._restorer.take_saves(),
             restores=restores,
+            lora_loads=self.loras.take_loads(),
         )
         assert output.num_tokens <= budget
         assert self.num_running <= self.max_num_seqs
@@ -421,6 +428,7 @@ class Scheduler:
             partial = self._prefill_limits.count(self.running, self.max_model_len)
         book, waiting = self._book, self._book.waiting
         passed_over: list[Request] = []
+        num_blocked = 0  # of those, for want of a slot for their adapter
         while step.budget > 0 and waiting and book.num_admitted < self.max_num_seqs:
             request = waiting.peek()
             if request.num_in_flight:
@@ -429,6 +437,13 @@ class Scheduler:
             if leader is not None and request.parent_id not in ready_parents:
                 book.pass_over(request)
                 passed_over.append(request)
+                continue
+            if not self.loras.can_admit(request):
+                if num_blocked + len(waiting) == self.loras.num_blocked:
+                    break  # all that are left
+                book.pass_over(request)
+                passed_over.append(request)
+                num_blocked += 1
                 continue
             if leader is not None and self._kv.can_fork(leader, request):
                 if not self._admit_fork(request, leader, step):

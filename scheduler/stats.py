@@ -112,6 +112,8 @@ class StatsBuilder:
             ttft_seconds=tuple(self._ttft),
             itl_seconds=tuple(self._itl),
             finished=tuple(self._finished),
+            running_loras=scheduler.loras.running_names,
+            waiting_loras=scheduler.loras.waiting_names,
             step_seconds=step_seconds,
             block_residencies=scheduler.take_block_residencies(),
             work=self._work,

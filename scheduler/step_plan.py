@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 from paged.scheduler.kv_manager import KVManager
+from paged.scheduler.lora_store import Adapter
 from paged.scheduler.output import ScheduledRequest, SchedulerOutput
 from paged.scheduler.request import Request
 from paged.scheduler.step_rows import StepRows
@@ -123,6 +124,7 @@ class StepPlan:
         block_copies: Sequence[tuple[int, int]] = (),
         saves: Sequence[tuple[int, bytes]] = (),
         restores: Sequence[object] = (),
+        lora_loads: Sequence[tuple[int, Adapter]] = (),
     ) -> SchedulerOutput:
         """Return the step as a message: single tokens first, which kernels handle apart."""
         rows = self._single
@@ -135,5 +137,6 @@ class StepPlan:
             block_copies=tuple(block_copies),
             saves=tuple(saves),
             restores=tuple(restores),
+            lora_loads=tuple(lora_loads),
             scores_prompts=self.scores_prompts,
         )

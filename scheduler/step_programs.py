@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from paged.kv_cache import KVCache
 from paged.models.forward import split_head
+from paged.models.lora import LoRAStack
 from paged.models.packing import BatchLayout
 from paged.models.programs import ProgramSource
 from paged.models.scoring import Score, compile_score
@@ -49,7 +50,12 @@ class StepPrograms:
 
 
 def step_layout(
-    bucket: Bucket, *, max_blocks_per_seq: int, vocab_size: int, num_groups: int
+    bucket: Bucket,
+    *,
+    max_blocks_per_seq: int,
+    vocab_size: int,
+    num_groups: int,
+    has_loras: bool = False,
 ) -> BatchLayout:
     """Return the packed layout of a bucket."""
     return BatchLayout(
@@ -60,6 +66,7 @@ def step_layout(
         vocab_size=vocab_size,
         num_groups=num_groups,
         max_logit_biases=MAX_LOGIT_BIASES,
+        has_loras=has_loras,
     )
 
 
@@ -73,6 +80,7 @@ def compile_programs(
     max_num_seqs: int,
     store: ProgramSource,
     progress: bool,
+    loras: LoRAStack | None = None,
 ) -> StepPrograms:
     """Compile all programs, several at once, or load them.
 
@@ -84,6 +92,7 @@ def compile_programs(
       max_num_seqs: batch rows.
       store: makes or keeps compiled programs.
       progress: show a bar on standard error.
+      loras: the model's adapters, if it has such.
     """
     head, head_params = split_head(graphdef, params)
 
@@ -92,7 +101,9 @@ def compile_programs(
 
     def forward(bucket: Bucket) -> Forward:
         wanted = layout_of(bucket)
-        return compile_forward(store, graphdef, params, kv_cache, wanted, max_num_seqs=max_num_seqs)
+        return compile_forward(
+            store, graphdef, params, kv_cache, wanted, max_num_seqs=max_num_seqs, loras=loras
+        )
 
     def resize(sizes: tuple[int, int]) -> Resize:
         return compile_resize(store, head, head_params, layout(sizes[0]), num_seqs=sizes[1])

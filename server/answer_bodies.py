@@ -34,6 +34,12 @@ class PromptTokensDetails(Answer):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Answer):
+    """Of the generated tokens, those of the reasoning."""
+
+    reasoning_tokens: int
+
+
 class Usage(Answer):
     """Token counts of one request."""
 
@@ -41,7 +47,7 @@ class Usage(Answer):
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: dict[str, Any] | UnsetType | None = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 # -- Completions
@@ -314,7 +320,7 @@ class ModelCard(Answer):
     id: str
     created: int
     root: str
-    max_model_len: int
+    max_model_len: int | None
     permission: list[ModelPermission]
     object: Literal["model"] = "model"
     owned_by: str = "paged"

@@ -11,6 +11,7 @@ from paged.server.context import ServerContext
 from paged.server.prompts import Prompt
 from paged.server.protocol import ChatCompletionRequest
 from paged.server.reasoning import ReasoningFormat, ReasoningState
+from paged.server.text_codec import encode
 from paged.server.tool_parsers.events import (
     CallArguments,
     CallStart,
@@ -103,10 +104,14 @@ def answer_format(
 
 
 class AnswerReader:
-    """Reads one sample as it grows: its reasoning, then its calls (mutable; see `TextParser`)."""
+    """Reads one sample as it grows: its reasoning, then its calls (mutable; see `TextParser`).
+
+    Attributes:
+      format: how.
+    """
 
     def __init__(self, format: AnswerFormat) -> None:
-        self._format = format
+        self.format = format
         self._reasoning: TextParser | None = None
         if format.reasoning is not None:
             reads_calls = format.tools is not None
@@ -115,6 +120,12 @@ class AnswerReader:
         if format.tools is not None:
             self._tools = format.tools.make_parser()
         self._has_calls = False
+        self._thoughts: list[str] = []
+
+    @property
+    def thoughts(self) -> str:
+        """The reasoning so far, also one that is not handed out."""
+        return "".join(self._thoughts)
 
     def feed(self, text: str) -> list[Event]:
         """Return what more text decides."""
@@ -130,14 +141,14 @@ class AnswerReader:
 
         A sample that was cut says so, even if it has calls: the last one may be incomplete.
         """
-        if reason == "stop" and self._has_calls and self._format.tools is not None:
-            return self._format.tools.finish_reason
+        if reason == "stop" and self._has_calls and self.format.tools is not None:
+            return self.format.tools.finish_reason
         return reason
 
     def make_id(self) -> str:
         """Return an id for a call."""
-        assert self._format.tools is not None
-        return self._format.tools.make_id()
+        assert self.format.tools is not None
+        return self.format.tools.make_id()
 
     def _read(self, events: Iterable[Event], *, is_over: bool) -> list[Event]:
         result: list[Event] = []
@@ -151,16 +162,31 @@ class AnswerReader:
         return joined([event for event in result if self._shows(event)])
 
     def _shows(self, event: Event) -> bool:
-        tools = self._format.tools
+        tools = self.format.tools
         match event:
-            case Reasoning():
-                return self._format.include_reasoning
+            case Reasoning(text):
+                self._thoughts.append(text)
+                return self.format.include_reasoning
             case CallStart(index) | CallArguments(index):
                 self._has_calls = True
                 return not (index and tools is not None and tools.is_single)
             case Content(text):
                 is_rest = tools is not None and tools.is_forced and self._has_calls
                 return bool(text) and not is_rest
+
+
+async def count_reasoning_tokens(
+    context: ServerContext, readers: Sequence[AnswerReader]
+) -> int | None:
+    """Return how many tokens the reasoning of samples takes, as the tokenizer spells its text.
+
+    None where nobody looks for reasoning.
+    """
+    if context.reasoning_format is None:
+        return None
+    texts = [reader.thoughts for reader in readers]
+    ids = await encode(context.engine.tokenizer, texts, add_special_tokens=False)
+    return sum(map(len, ids))
 
 
 def message_fields(events: Iterable[Event], make_id: Callable[[], str]) -> dict[str, Any]:

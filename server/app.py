@@ -21,7 +21,6 @@ from paged.server.http_metrics import note_route
 from paged.server.instruments import install_instruments
 from paged.server.log_stats import LogStats
 from paged.server.openapi import DOCUMENT, openapi_document
-from paged.server.playground import PAGE_PATHS
 from paged.server.protocol import BODY_TIMEOUT
 from paged.server.rate_limit import rate_limit_middleware
 from paged.server.reply_headers import add_reply_headers, reply_headers_middleware
@@ -42,21 +41,20 @@ def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> w
     The engine is the caller's: it must be started before the first request and shut down after
     the application.
 
-    Raises: ValueError if the settings contradict the model, or need what is not installed.
+    Raises: ValueError if the settings contradict the model, or need what is not installed; its
+      start, for an adapter that cannot be loaded.
     """
     settings = settings or ServerSettings()
+    routes = make_routes(settings)
+    open_paths = frozenset(route.path for route in routes if not route.needs_key)
     app = web.Application(
         middlewares=[
             reply_headers_middleware(request_ids=settings.request_id_headers),
             error_middleware(),
             cors_middleware(settings.cors),
             root_path_middleware(settings.root_path),
-            auth_middleware(
-                settings.api_keys,
-                metrics_require_key=settings.metrics_require_key,
-                public_paths=PAGE_PATHS if settings.ui else (),
-            ),
-            rate_limit_middleware(settings.max_requests_per_minute),
+            auth_middleware(settings.api_keys, open_paths),
+            rate_limit_middleware(settings.max_requests_per_minute, open_paths),
             slash_middleware(),
         ],
         client_max_size=settings.client_max_size,
@@ -66,12 +64,12 @@ def make_app(engine: "AsyncEngine", settings: ServerSettings | None = None) -> w
     app[BODY_TIMEOUT] = settings.body_timeout_seconds
     if settings.ui:
         app[ENGINE_WATCH] = EngineWatch(engine)
-    routes = make_routes(settings)
     app.add_routes([route.definition() for route in routes])
     document = openapi_document(routes, with_keys=bool(settings.api_keys))
     app[DOCUMENT] = msgspec.json.encode(document)
     app.on_response_prepare.append(add_reply_headers)
     app.cleanup_ctx.append(observe_engine)
+    app.on_startup.append(load_adapters)
     app.on_shutdown.append(end_background)
     return app
 
@@ -109,6 +107,12 @@ async def observe_engine(app: web.Application) -> AsyncIterator[None]:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
+
+
+async def load_adapters(app: web.Application) -> None:
+    """Serve the adapters of the settings from the start."""
+    context = app[CONTEXT]
+    await context.models.load_all(context.settings.lora_modules)
 
 
 async def end_background(app: web.Application) -> None:

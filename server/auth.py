@@ -1,8 +1,8 @@
-"""API keys: a route is closed unless it is listed here, so that a new one cannot be forgotten."""
+"""API keys: a route is closed unless its row says otherwise (`Route.needs_key`)."""
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -12,35 +12,23 @@ from paged.server.errors import ApiError
 TENANT = web.RequestKey("tenant", str)
 """Of a request that came with a key: a digest of that key, to tell its tenant from others."""
 
-PROBES = frozenset({"/health", "/ping"})
-"""Paths that load balancers ask without a key."""
 
-
-def auth_middleware(
-    api_keys: Iterable[str],
-    *,
-    metrics_require_key: bool = False,
-    public_paths: Iterable[str] = (),
-) -> Middleware:
+def auth_middleware(api_keys: Iterable[str], open_paths: Collection[str]) -> Middleware:
     """Return the middleware that asks for `Authorization: Bearer <key>`.
 
     Args:
       api_keys: that open everything.
-      metrics_require_key: ask at /metrics, too.
-      public_paths: further paths that are open to all, such as a page that asks for the key.
+      open_paths: open to all, such as a page that asks for the key.
 
     Unknown paths are closed too, so a stranger cannot even learn which routes exist. Without keys
     everything is open.
     """
     digests = [_digest(key.encode()) for key in api_keys]
-    public = PROBES | set(public_paths)
-    if not metrics_require_key:
-        public |= {"/metrics"}
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         # The undecoded path: what the router matches is what is compared.
-        if not digests or request.rel_url.raw_path in public:
+        if not digests or request.rel_url.raw_path in open_paths:
             return await handler(request)
         token = _bearer_token(request)
         if not _is_known(token, digests):

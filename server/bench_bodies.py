@@ -1,8 +1,11 @@
 """Sessions of a dataset as the bodies of requests, for completions or for chats."""
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from paged.server.bench_datasets import Session, Turn
 from paged.server.bench_load import Exchange
@@ -22,7 +25,6 @@ def make_exchanges(args: argparse.Namespace, sessions: Sequence[Session]) -> lis
     """
     prompts = _Chats(args.seed) if args.endpoint == CHAT else _Texts(args.seed, args.vocab_size)
     common = {
-        "model": args.model,
         "stream": True,
         "stream_options": {"include_usage": True},
         "temperature": args.temperature,
@@ -31,18 +33,30 @@ def make_exchanges(args: argparse.Namespace, sessions: Sequence[Session]) -> lis
         "ignore_eos": args.ignore_eos or None,
     }
     common = {name: value for name, value in common.items() if value is not None}
+    models = _models(args, len(sessions))
     return [
         [
             Exchange(
-                {**common, **prompts.fields(turn, index > 0), **args.extra_body},
+                {"model": model, **common, **prompts.fields(turn, index > 0), **args.extra_body},
                 # A server that does not count tokens is taken at our word.
                 Timeline(num_prompt_tokens=turn.num_tokens),
                 turn.pause,
             )
             for index, turn in enumerate(session)
         ]
-        for session in sessions
+        for model, session in zip(models, sessions, strict=True)
     ]
+
+
+def _models(args: argparse.Namespace, count: int) -> list[str]:
+    """Return the model that each session asks: the one, or one of the adapters."""
+    if not args.lora_modules:
+        return [args.model] * count
+    if args.lora_assignment == "round-robin":
+        return list(itertools.islice(itertools.cycle(args.lora_modules), count))
+    # A generator of its own: the prompts are the same with adapters and without.
+    chosen = np.random.default_rng(args.seed).integers(len(args.lora_modules), size=count)
+    return [args.lora_modules[index] for index in chosen]
 
 
 class _Texts:

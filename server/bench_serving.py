@@ -81,6 +81,8 @@ async def _measure(args: argparse.Namespace) -> Measurement:
         args.model = await client.check_model(
             args.model, ready_seconds=args.ready_check_timeout_sec
         )
+        for name in args.lora_modules or ():
+            await client.check_model(name)
         rng = np.random.default_rng(args.seed)
         sessions = make_sessions(args, rng)
         exchanges = make_exchanges(args, sessions)
@@ -168,7 +170,7 @@ def result_of(
             name: getattr(args, name)
             for name in (
                 "vocab_size", "num_warmups", "ignore_eos", "temperature", "top_p", "top_k",
-                "extra_body",
+                "extra_body", "lora_modules", "lora_assignment",
             )
         },
         "versions": versions(),

@@ -22,6 +22,7 @@ from paged.server.cli_engine_options import (
 from paged.server.cli_errors import UserError
 from paged.server.cli_examples import EXAMPLES
 from paged.server.cli_help import CommandParser
+from paged.server.cli_lora_options import add_lora_module_option, add_lora_path_option
 from paged.server.cli_network_options import (
     add_answer_options,
     add_limit_options,
@@ -59,9 +60,10 @@ environment: $PAGED_MODELS_CACHE is the folder that the demo model is downloaded
 (default: ~/.cache/paged-models).
 """
 
-_DEV_MODE = """\
+_SERVER_SWITCHES = """\
 $PAGED_SERVER_DEV_MODE=1 (or $VLLM_SERVER_DEV_MODE=1) lets the server answer POST
-/reset_prefix_cache.
+/reset_prefix_cache; $PAGED_ALLOW_RUNTIME_LORA_UPDATING=1 (or $VLLM_...) lets its clients load LoRA
+adapters from any folder of this machine.
 """
 
 # What a command is for, and the commands for it.
@@ -120,6 +122,7 @@ def build_parser() -> CommandParser:
 
     serve = _add_command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API")
     add_server_options(serve)
+    add_lora_module_option(serve)
     add_observability_options(serve)
     add_network_options(serve)
     add_limit_options(serve)
@@ -128,6 +131,7 @@ def build_parser() -> CommandParser:
 
     chat = _add_command(commands, "chat", "chat with a model in the terminal")
     chat.add_argument("--system-prompt", metavar="TEXT", help="instructions for the model")
+    add_lora_path_option(chat)
     chat.add_argument("-q", "--quick", metavar="MESSAGE", help="send one message, print the answer")
     add_client_options(chat)
     add_sampling_options(chat, max_tokens=None)
@@ -142,6 +146,7 @@ def build_parser() -> CommandParser:
         metavar="TEXT",
         help="a prompt; repeat for several; without any, standard input is the prompt",
     )
+    add_lora_path_option(generate)
     add_client_options(generate)
     add_sampling_options(generate, max_tokens=128)
     # All prompts are queued before the first step, so the queue says what will be needed.
@@ -153,6 +158,7 @@ def build_parser() -> CommandParser:
         commands, "run-batch", "answer the requests of a batch file", required="-i FILE -o FILE "
     )
     add_batch_options(run_batch)
+    add_lora_module_option(run_batch)
     add_client_options(run_batch)
     # As above; many requests are there at once, so the limit on sequences stays.
     add_engine_options(run_batch, log_level="warning", prefix_cache_policy="lookahead")
@@ -259,7 +265,7 @@ def _add_command(
         # Sixty flags in brackets would hide what the command is for.
         usage=f"paged {name} [options] {required}[MODEL]",
         description=text[0].upper() + text[1:] + ".",
-        epilog=_ENVIRONMENT + (_DEV_MODE if name == "serve" else ""),
+        epilog=_ENVIRONMENT + (_SERVER_SWITCHES if name == "serve" else ""),
         examples=EXAMPLES[name],
     )
     command.add_argument(

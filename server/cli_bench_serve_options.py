@@ -97,6 +97,19 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
         help="model to ask for (default: the first that the server names)",
     )
     group.add_argument(
+        "--lora-modules",
+        nargs="+",
+        metavar="NAME",
+        help="adapters that the server has; every session asks one of them, and none the model "
+        "(default: none)",
+    )
+    group.add_argument(
+        "--lora-assignment",
+        choices=("random", "round-robin"),
+        default="random",
+        help="which session asks which adapter; random: drawn with --seed",
+    )
+    group.add_argument(
         "--api-key",
         metavar="KEY",
         help="its key (default: $PAGED_API_KEY or $VLLM_API_KEY, if set)",

@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING
 
 from paged.scheduler.config import EngineConfig
 from paged.scheduler.params import MAX_STOP_STRINGS
-from paged.server.cli_errors import user_errors
-from paged.server.cli_settings import engine_config, key_from_environment, models_cache_dir
+from paged.server.cli_errors import UserError, user_errors
+from paged.server.cli_settings import (
+    engine_config,
+    key_from_environment,
+    lora_modules,
+    models_cache_dir,
+)
 from paged.server.client import Client
+from paged.server.settings import LoRAModule, ServerSettings
 
 if TYPE_CHECKING:
     from paged.scheduler.async_engine import AsyncEngine
@@ -61,9 +67,15 @@ async def open_client(
       args: of the command.
       served_model_names: of the private server; empty: the model's own.
 
-    Raises: UserError if the model cannot be loaded.
+    Raises: UserError if the model, or an adapter, cannot be loaded.
     """
+    modules = lora_modules(args)
     if args.url is not None:
+        if modules:
+            raise UserError(
+                "adapters of the command line need a model that is loaded here; with --url, name "
+                "one that the server has as MODEL."
+            )
         key = args.api_key or key_from_environment()
         async with Client(args.url, api_key=key, model=args.model) as client:
             yield client
@@ -73,7 +85,10 @@ async def open_client(
         print(f"Loading {args.model or 'the demo model'} ...", file=sys.stderr)
         engine = await start_engine(args, config)
     try:
-        async with serve_privately(engine, served_model_names) as client:
+        # A command with one adapter has no other model.
+        model = None if getattr(args, "lora", None) is None else args.lora.name
+        serving = serve_privately(engine, served_model_names, lora_modules=modules, model=model)
+        async with serving as client:
             yield client
     finally:
         await engine.shutdown()
@@ -81,30 +96,44 @@ async def open_client(
 
 @contextlib.asynccontextmanager
 async def serve_privately(
-    engine: "AsyncEngine", served_model_names: Sequence[str] = ()
+    engine: "AsyncEngine",
+    served_model_names: Sequence[str] = (),
+    *,
+    lora_modules: Sequence[LoRAModule] = (),
+    model: str | None = None,
 ) -> AsyncIterator[Client]:
-    """Yield the client of a server that nobody else can use."""
+    """Yield the client of a server that nobody else can use.
+
+    Args:
+      engine: to be served.
+      served_model_names: of the base model; empty: its own.
+      lora_modules: adapters.
+      model: that the client names; None: the base model.
+
+    Raises: UserError if an adapter cannot be loaded.
+    """
     from aiohttp import web
 
     from paged.server.app import make_app, make_runner
-    from paged.server.settings import ServerSettings
 
     key = secrets.token_urlsafe()
     with user_errors():
         settings = ServerSettings(
             api_keys=(key,),
             served_model_names=tuple(served_model_names),
+            lora_modules=tuple(lora_modules),
             # Its only client is the one who has started it, who has no flags to bound himself.
             max_stop_strings=MAX_STOP_STRINGS,
             log_stats=False,
         )
         app = make_app(engine, settings)
     runner = make_runner(app)
-    await runner.setup()
     try:
+        with user_errors():
+            await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         port = runner.addresses[0][1]
-        async with Client(f"http://127.0.0.1:{port}/v1", api_key=key) as client:
+        async with Client(f"http://127.0.0.1:{port}/v1", api_key=key, model=model) as client:
             yield client
     finally:
         await runner.cleanup()

@@ -20,6 +20,7 @@ from paged.scheduler.eviction.policies import POLICIES
 from paged.scheduler.prefix_cache import HASH_ALGORITHMS
 from paged.scheduler.request_queue import SCHEDULING_POLICIES
 from paged.scheduler.structured.config import StructuredOutputsConfig
+from paged.server.cli_lora_options import add_lora_options
 from paged.server.cli_options import LOG_LEVELS, size
 
 
@@ -69,6 +70,7 @@ def add_engine_options(
     _add_memory_options(parser, defaults)
     _add_prefix_cache_options(parser, defaults, prefix_cache_policy)
     _add_scheduling_options(parser, defaults, max_num_seqs)
+    add_lora_options(parser, defaults)
     group = parser.add_argument_group("logging")
     group.add_argument(
         "--log-level", choices=LOG_LEVELS, default=log_level, help="least severe messages shown"

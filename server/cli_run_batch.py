@@ -26,6 +26,7 @@ from paged.server.client import Client
 
 # A full queue, or a server of somebody else that is full: waited for, not an answer.
 _BUSY = 429
+# Where the server does not say how long.
 _RETRY_SECONDS = 1.0
 # What says that no later request will be served either.
 _GONE = frozenset({401, 503})
@@ -125,11 +126,12 @@ async def _answer(client: Client, request: BatchRequest) -> BatchResult:
     request_id = uuid.uuid4().hex
     path = request.url.removeprefix("/v1/")
     while True:
-        status, body = await client.post(path, bytes(request.body), request_id=request_id)
-        if status != _BUSY:
+        answer = await client.post(path, bytes(request.body), request_id=request_id)
+        if answer.status != _BUSY:
             break
-        await asyncio.sleep(_RETRY_SECONDS)
-    error = None
+        wanted = answer.retry_seconds
+        await asyncio.sleep(_RETRY_SECONDS if wanted is None else wanted)
+    status, body, error = answer.status, answer.body, None
     if status != 200:
         message = client.reason(body, status)
         if status in _GONE:

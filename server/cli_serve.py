@@ -46,6 +46,11 @@ def run(args: argparse.Namespace) -> int:
             "Anyone who reaches %s may use this server; set --api-key, or --host 127.0.0.1.",
             args.host,
         )
+    if settings.allow_runtime_lora_updating:
+        logger.warning(
+            "Clients may load LoRA adapters from any folder of this machine; let only those in "
+            "whom you trust."
+        )
     logger.info("%s", config)
     raise_file_limit()
     listener = reserve_socket(args.uds) if args.uds else reserve_port(args.host, args.port)
@@ -131,10 +136,11 @@ async def serve_until_stopped(
     try:
         with user_errors():
             app = make_app(engine, settings)
-        spare_collector()
         runner = make_runner(app)
-        await runner.setup()
         try:
+            with user_errors():
+                await runner.setup()
+            spare_collector()
             await _listen(runner, listener, ssl_context)
             await signals.first.wait()
             await _drain(app, signals, shutdown_timeout)

@@ -10,7 +10,7 @@ from typing import Any
 from paged.scheduler.config import EngineConfig
 from paged.server.cli_observability_options import metrics_fields, observability_settings
 from paged.server.json_log import JsonFormatter
-from paged.server.settings import CorsSettings, ServerSettings
+from paged.server.settings import CorsSettings, LoRAModule, ServerSettings
 from paged.server.tls import TlsFiles
 
 
@@ -19,6 +19,12 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
     Raises: ValueError if they contradict each other.
     """
+    if args.fully_sharded_loras:
+        raise ValueError(
+            "--fully-sharded-loras is not supported: over several devices the matrix of an adapter "
+            "that belongs to the split axis is split, and the other, which is small, is on each of "
+            "them, so that adapters need no further collective. Leave it out."
+        )
     return EngineConfig(
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
@@ -55,8 +61,27 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         native_cache_dir=native_cache_dir(args),
         tensor_parallel_size=args.tensor_parallel_size,
         enable_expert_parallel=args.enable_expert_parallel,
+        enable_lora=_enable_lora(args),
+        max_loras=args.max_loras,
+        max_lora_rank=args.max_lora_rank,
+        max_cpu_loras=args.max_cpu_loras,
+        lora_dtype=args.lora_dtype,
+        lora_target_modules=args.lora_target_modules and tuple(args.lora_target_modules),
         artifact=args.artifact and os.path.expanduser(args.artifact),
     )
+
+
+def lora_modules(args: argparse.Namespace) -> tuple[LoRAModule, ...]:
+    """Return the adapters that a command's server has from the start."""
+    one = getattr(args, "lora", None)
+    return (*(getattr(args, "lora_modules", None) or ()), *([] if one is None else [one]))
+
+
+def _enable_lora(args: argparse.Namespace) -> bool:
+    """Return whether requests may name adapters: if that is said, or there are some."""
+    if lora_modules(args) and args.enable_lora is False:
+        raise ValueError("--no-enable-lora contradicts the adapters of the command line.")
+    return bool(lora_modules(args)) if args.enable_lora is None else bool(args.enable_lora)
 
 
 def native_cache_dir(args: argparse.Namespace) -> str:
@@ -71,11 +96,13 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
     """
     return ServerSettings(
         served_model_names=tuple(args.served_model_name or ()),
+        lora_modules=lora_modules(args),
+        allow_runtime_lora_updating=_switch("ALLOW_RUNTIME_LORA_UPDATING"),
         api_keys=tuple(args.api_key or filter(None, [key_from_environment()])),
         metrics_require_key=args.metrics_require_key,
         cache_salt_per_key=args.cache_salt_per_key,
         ui=args.ui,
-        dev_mode=_dev_mode(),
+        dev_mode=_switch("SERVER_DEV_MODE"),
         chat_template=None if args.chat_template is None else _read_template(args.chat_template),
         chat_template_content_format=args.chat_template_content_format,
         default_chat_template_kwargs=args.default_chat_template_kwargs,
@@ -152,12 +179,12 @@ def key_from_environment() -> str | None:
     return os.environ.get("PAGED_API_KEY") or os.environ.get("VLLM_API_KEY")
 
 
-def _dev_mode() -> bool:
-    """Return whether the environment asks for the routes of development.
+def _switch(suffix: str) -> bool:
+    """Return what the environment says under our own name, else under vLLM's; off if nothing.
 
     Raises: ValueError for a value that says neither yes nor no.
     """
-    names = ("PAGED_SERVER_DEV_MODE", "VLLM_SERVER_DEV_MODE")
+    names = (f"PAGED_{suffix}", f"VLLM_{suffix}")
     name = next((name for name in names if os.environ.get(name)), None)
     if name is None:
         return False

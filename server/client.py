@@ -1,6 +1,10 @@
 """A small client of the API, for the terminal commands: streams text, turns errors into words."""
 
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -9,6 +13,21 @@ import msgspec
 from yarl import URL
 
 from paged.server.cli_errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answered.
+
+    Attributes:
+      status: HTTP status.
+      body: as it was sent.
+      retry_seconds: how long it asks to be left alone; None if it does not say.
+    """
+
+    status: int
+    body: bytes
+    retry_seconds: float | None
 
 
 class Client:
@@ -81,8 +100,8 @@ class Client:
             for choice in chunk["choices"]:
                 yield choice["index"], choice["text"], choice["finish_reason"] is not None
 
-    async def post(self, path: str, body: bytes, *, request_id: str) -> tuple[int, bytes]:
-        """Return status and body of the answer to a JSON body, whatever they are.
+    async def post(self, path: str, body: bytes, *, request_id: str) -> Answer:
+        """Return the answer to a JSON body, whatever it is.
 
         Args:
           path: behind the address of the API, such as chat/completions.
@@ -95,7 +114,8 @@ class Client:
         headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
         try:
             async with self._session.post(self._base / path, data=body, headers=headers) as answer:
-                return answer.status, await answer.read()
+                retry_seconds = _retry_seconds(answer.headers.get("Retry-After", ""))
+                return Answer(answer.status, await answer.read(), retry_seconds)
         except aiohttp.ClientError as error:
             raise UserError(f"{self._base}: {error}") from None
 
@@ -125,3 +145,16 @@ class Client:
                     yield chunk
         except (aiohttp.ClientError, ValueError) as error:
             raise UserError(f"{self._base}: {error}") from None
+
+
+def _retry_seconds(header: str) -> float | None:
+    """Return the seconds of a `Retry-After` (RFC 9110), a number or a date; None if neither."""
+    if re.fullmatch("[0-9]{1,9}", header.strip()):
+        return float(header)
+    try:
+        until = parsedate_to_datetime(header)
+    except ValueError:
+        return None
+    if until.tzinfo is None:  # "-0000": UTC, from a place that is not told
+        until = until.replace(tzinfo=UTC)
+    return max(0.0, (until - datetime.now(UTC)).total_seconds())

@@ -33,7 +33,7 @@ async def completions(http_request: web.Request) -> web.StreamResponse:
     context = http_request.app[CONTEXT]
     context.check_accepting()
     request = decode_body(await read_json(http_request), CompletionRequest)
-    context.check_model(request.model)
+    model = context.models.find(request.model)
     refuse_unsupported(request)
     check_limits(context.settings, request)
     check_stream_options(request)
@@ -44,6 +44,7 @@ async def completions(http_request: web.Request) -> web.StreamResponse:
     prompts = await completion_prompts(context, request)
     generation = Generation(
         context=context,
+        model=model,
         request=request,
         response_id=response_id(http_request, request, "cmpl"),
         prompts=prompts,

@@ -1,7 +1,6 @@
 """`ServerContext`: what every handler needs, stored once in the application."""
 
 import hashlib
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from paged.server.request_watch import RequestWatch
 from paged.server.response_store import ResponseStore
 from paged.server.response_tasks import ResponseTasks
 from paged.server.sampling import sampling_defaults
+from paged.server.served_models import ServedModels
 from paged.server.settings import ServerSettings
 from paged.server.tier_metrics import TierMetrics
 from paged.server.tool_parsers.formats import ToolFormat
@@ -38,7 +38,7 @@ class ServerContext:
     Attributes:
       engine: serves the requests.
       settings: of the HTTP layer.
-      model_names: accepted in requests; the first is reported in answers.
+      models: that requests may name.
       sampling_defaults: of requests that leave a parameter out.
       chat_template: instead of the checkpoint's, if the settings bring one or change its format.
       tool_format: in which the model writes tool calls, None if it is not known.
@@ -50,14 +50,13 @@ class ServerContext:
       request_watch: brings the engine's records of requests to who wants them.
       max_token_chars: characters of the longest token, for a bound on the tokens of a text.
       max_tokens_cap: most tokens that any request may generate; None: as many as fit.
-      created: `created` of the model cards, Unix seconds.
       streams: counts those that are open.
       is_draining: the server is about to stop and takes no new requests.
     """
 
     engine: "AsyncEngine"
     settings: ServerSettings
-    model_names: tuple[str, ...]
+    models: ServedModels
     sampling_defaults: Mapping[str, Any]
     chat_template: "ChatTemplate | None"
     tool_format: ToolFormat | None
@@ -70,28 +69,17 @@ class ServerContext:
     max_tokens_cap: int | None
     streams: StreamSlots
     request_watch: RequestWatch = field(default_factory=RequestWatch)
-    created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
 
     @property
     def model_name(self) -> str:
-        """The name that answers carry."""
-        return self.model_names[0]
+        """The base model's name, which its answers carry."""
+        return self.models.base.name
 
     @property
     def auto_tool_choice(self) -> bool:
         """Whether the model may decide about tool calls."""
         return self.tool_format is not None and self.settings.enable_auto_tool_choice is not False
-
-    def check_model(self, name: str | None) -> None:
-        """Accept a served name, or none; refuse others with 404."""
-        if name and name not in self.model_names:
-            aliases = ", ".join(self.model_names)
-            raise ApiError(
-                f"The model `{name}` does not exist. Valid aliases: {aliases}.",
-                status=404,
-                param="model",
-            )
 
     def check_accepting(self) -> None:
         """Refuse new work with 503 while the server drains."""
@@ -121,7 +109,7 @@ def make_context(engine: "AsyncEngine", settings: ServerSettings) -> ServerConte
     return ServerContext(
         engine=engine,
         settings=settings,
-        model_names=names,
+        models=ServedModels(engine, names),
         sampling_defaults=sampling_defaults(engine, settings.override_generation_config),
         chat_template=template,
         tool_format=tool_format(settings, source),
@@ -140,7 +128,12 @@ def make_context(engine: "AsyncEngine", settings: ServerSettings) -> ServerConte
 
 
 def _make_metrics(engine: "AsyncEngine", model_name: str) -> EngineMetrics:
-    metrics = EngineMetrics(model_name, engine.max_model_len, engine.cache_info)
+    metrics = EngineMetrics(
+        model_name,
+        engine.max_model_len,
+        engine.cache_info,
+        max_loras=engine.config.max_loras if engine.config.enable_lora else None,
+    )
     labels, registry = metrics.labels, metrics.registry
     if engine.config.kv_cache_metrics:
         metrics.add(ResidencyMetrics(labels, registry))

@@ -26,7 +26,7 @@ async def embeddings(http_request: web.Request) -> web.Response:
     context = http_request.app[CONTEXT]
     context.check_accepting()
     request = decode_body(await read_json(http_request), EmbeddingRequest)
-    context.check_model(request.model)
+    model = context.models.find(request.model)
     _check_pooling(context)
     _check_dimensions(context, request)
     # What the engine is asked for is a generation that ends with its prefill.
@@ -40,6 +40,7 @@ async def embeddings(http_request: web.Request) -> web.Response:
     prompts = await embedding_prompts(context, request)
     generation = Generation(
         context=context,
+        model=model,
         request=as_generation,
         response_id=response_id(http_request, as_generation, "embd"),
         prompts=prompts,
@@ -52,7 +53,7 @@ async def embeddings(http_request: web.Request) -> web.Response:
         EmbeddingAnswer(
             id=generation.response_id,
             created=generation.created,
-            model=context.model_name,
+            model=model.name,
             data=[
                 Embedding(index=index, embedding=_spell(vector, request.encoding_format))
                 for index, vector in enumerate(vectors)

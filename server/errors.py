@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from paged.models.errors import AdapterError
 from paged.scheduler.errors import EngineDeadError, QueueFullError, SlowConsumerError
 from paged.scheduler.params import ParameterError
 
@@ -98,6 +99,8 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(str(error), status=500)
         case EngineDeadError():
             return ApiError(f"The engine cannot serve requests: {error}", status=503)
+        case AdapterError():
+            return ApiError(f"The adapter cannot be used any more: {error}", status=500)
         case web.HTTPException():
             return _from_http_exception(error)
         case web.RequestPayloadError():

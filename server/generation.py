@@ -21,6 +21,7 @@ from paged.server.handling import Handling
 from paged.server.prompts import Prompt
 from paged.server.protocol import GenerationRequest
 from paged.server.request_log import log_request
+from paged.server.served_models import ServedModel
 from paged.server.stream_interval import in_intervals
 
 type Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
@@ -52,15 +53,22 @@ class Usage:
         lengths = (length for (index, _), length in self._lengths.items() if index == prompt_index)
         return max(lengths, default=0)
 
-    def body(self) -> dict[str, Any]:
-        """Return the `usage` object; cached tokens are reported even if there are none."""
+    def body(self, num_reasoning_tokens: int | None = None) -> dict[str, Any]:
+        """Return the `usage` object; cached tokens are reported even if there are none.
+
+        Args:
+          num_reasoning_tokens: of the generated ones; None where nobody looks for reasoning.
+        """
         num_completion_tokens = self._lengths.total()
-        return {
+        body: dict[str, Any] = {
             "prompt_tokens": self._num_prompt_tokens,
             "total_tokens": self._num_prompt_tokens + num_completion_tokens,
             "completion_tokens": num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._num_cached_tokens.values())},
         }
+        if num_reasoning_tokens is not None:
+            body["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+        return body
 
 
 @dataclass(slots=True)
@@ -93,6 +101,7 @@ class Generation:
 
     Attributes:
       context: of the application.
+      model: what the request names, an adapter or the base model.
       request: the decoded body.
       response_id: `id` of the answer.
       prompts: at least one.
@@ -106,6 +115,7 @@ class Generation:
     """
 
     context: ServerContext
+    model: ServedModel
     request: GenerationRequest
     response_id: str
     prompts: Sequence[Prompt]
@@ -120,7 +130,9 @@ class Generation:
         self.usage = Usage(self.prompts)
         if self.context.settings.log_requests:
             max_log_len = self.context.settings.observability.max_log_len
-            log_request(self.response_id, self.params[0], self.prompts, max_log_len)
+            log_request(
+                self.response_id, self.params[0], self.prompts, max_log_len, lora=self.model.lora
+            )
 
     @property
     def num_samples(self) -> int:
@@ -154,15 +166,15 @@ class Generation:
             "id": self.response_id,
             "object": kind,
             "created": self.created,
-            "model": self.context.model_name,
+            "model": self.model.name,
         }
 
-    def usage_chunk(self, kind: str) -> dict[str, Any]:
-        """Return the last chunk of a stream that was asked to report usage."""
+    def usage_chunk(self, kind: str, num_reasoning_tokens: int | None = None) -> dict[str, Any]:
+        """Return the last chunk of a stream that was asked to report usage; see `Usage.body`."""
         return {
             **self.envelope(kind),
             "choices": [],
-            "usage": self.usage.body(),
+            "usage": self.usage.body(num_reasoning_tokens),
             "system_fingerprint": self.context.fingerprint,
         }
 
@@ -234,9 +246,12 @@ class Generation:
             cache_salt=self.handling.cache_salt,
             cache_mode=self.handling.cache_mode,
             priority=self.handling.priority,
+            lora=self.model.lora,
             stream=bool(self.request.stream),
         )
-        outputs = self.context.request_watch.follow(request_id, params, outputs)
+        outputs = self.context.request_watch.follow(
+            request_id, params, outputs, model=self.model.name
+        )
         if self.drops_output:
             return _without_output(outputs)
         # As in the reference, the coarser of the two.

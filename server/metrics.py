@@ -19,6 +19,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from paged.scheduler.output import FinishedRequestStats, FinishReason, StepStats
+from paged.server.adapter_metrics import AdapterMetrics
 from paged.server.batch_histogram import BatchHistogram
 from paged.server.prompt_metrics import PromptTokenMetrics
 
@@ -63,9 +64,17 @@ class EngineMetrics:
       model_name: label of every series.
       max_model_len: largest value that a length histogram needs a bucket for, tokens.
       cache_info: labels of `cache_config_info`.
+      max_loras: places for adapters on the device; None: the engine takes none.
     """
 
-    def __init__(self, model_name: str, max_model_len: int, cache_info: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        max_model_len: int,
+        cache_info: Mapping[str, str],
+        *,
+        max_loras: int | None = None,
+    ) -> None:
         # A switch of the whole library: `x_created` series double the page and nobody plots them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
@@ -108,6 +117,7 @@ class EngineMetrics:
             registry=self.registry,
         )
         info.labels(**cache_info, engine=_ENGINE).set(1)
+        self._adapters = None if max_loras is None else AdapterMetrics(max_loras, self.registry)
 
     def add(self, part: StepMetrics) -> None:
         """Let further metrics, in the same registry, hear of every step."""
@@ -156,6 +166,8 @@ class EngineMetrics:
         self._waiting_for_capacity.set(last.num_waiting - last.num_deferred)
         self._deferred.set(last.num_deferred)
         self._kv_cache_usage.set(last.kv_cache_usage)
+        if self._adapters is not None:
+            self._adapters.show(last)
         return generate_latest(self.registry)
 
     def _count_lookups(self, stats: StepStats) -> None:

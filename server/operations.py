@@ -21,14 +21,13 @@ from paged.server.metrics import CONTENT_TYPE
 async def list_models(request: web.Request) -> web.Response:
     """Return the cards of all served names."""
     context = request.app[CONTEXT]
-    return json_response(ModelList(data=[_card(context, name) for name in context.model_names]))
+    return json_response(ModelList(data=[_card(context, name) for name in context.models.names]))
 
 
 async def show_model(request: web.Request) -> web.Response:
     """Return the card of one served name."""
     context = request.app[CONTEXT]
     name = request.match_info["model"]
-    context.check_model(name)
     return json_response(_card(context, name))
 
 
@@ -78,12 +77,14 @@ def _flag(request: web.Request, name: str) -> bool:
 
 
 def _card(context: ServerContext, name: str) -> ModelCard:
+    model = context.models.find(name)
+    lora = model.lora
     return ModelCard(
         id=name,
-        created=context.created,
-        root=context.engine.model_name,
-        max_model_len=context.engine.max_model_len,
-        permission=[
-            ModelPermission(id=f"modelperm-{context.fingerprint}", created=context.created)
-        ],
+        created=model.created,
+        root=context.engine.model_name if lora is None else lora.lora_path,
+        parent=model.parent,
+        # As in the reference, only of base models; an adapter's is its parent's.
+        max_model_len=context.engine.max_model_len if lora is None else None,
+        permission=[ModelPermission(id=f"modelperm-{context.fingerprint}", created=model.created)],
     )

@@ -33,10 +33,12 @@ type TokenIds = Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)]
 type AllowedTokenIds = Annotated[list[int], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)]
 type LogitBias = Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIASES)]
 type BadWords = Annotated[list[ShortText], Meta(max_length=MAX_BAD_WORDS)]
-# It is logged: no line breaks, no terminal escapes.
-type RequestId = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
+# What is logged has no line breaks and no terminal escapes; `$` alone would let the last one pass.
+_NO_CONTROLS = r"^[^\x00-\x1f\x7f]*$(?!\n)"
+type RequestId = Annotated[str, Meta(max_length=256, pattern=_NO_CONTROLS)]
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 type Priority = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
+type StreamInterval = Annotated[int, Meta(ge=1, le=INT64_MAX)]
 type JsonObject = dict[str, Any]
 
 
@@ -106,7 +108,7 @@ class GenerationRequest(Struct, kw_only=True):
     prompt_logprobs: int | bool | None = None
     logprob_token_ids: TokenIds | None = None
     repetition_detection: RepetitionDetectionFields | None = None
-    stream_interval: Annotated[int, Meta(ge=1, le=INT64_MAX)] | None = None
+    stream_interval: StreamInterval | None = None
 
     # What the output must look like; `structured.py` says which go together.
     response_format: JsonObject | None = None
@@ -221,6 +223,25 @@ class DetokenizeRequest(Struct, kw_only=True):
 
     tokens: list[Annotated[int, Meta(ge=0)]]
     model: str | None = None
+
+
+type AdapterName = Annotated[str, Meta(max_length=256, pattern=_NO_CONTROLS)]
+
+
+class LoadAdapterRequest(Struct, kw_only=True):
+    """Body of POST /v1/load_lora_adapter."""
+
+    lora_name: AdapterName | None = None
+    lora_path: Annotated[str, Meta(max_length=4096, pattern=_NO_CONTROLS)] | None = None
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+
+
+class UnloadAdapterRequest(Struct, kw_only=True):
+    """Body of POST /v1/unload_lora_adapter."""
+
+    lora_name: str | None = None
+    lora_int_id: int | None = None  # of the reference's, which does not look at it either
 
 
 async def read_json(request: web.Request) -> bytes:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -43,17 +43,25 @@ class TokenBuckets:
 
 
 def rate_limit_middleware(
-    per_minute: int | None, clock: Callable[[], float] = time.monotonic
+    per_minute: int | None,
+    open_paths: Collection[str],
+    clock: Callable[[], float] = time.monotonic,
 ) -> Middleware:
     """Return the middleware that limits the POST requests of each key; None limits nothing.
 
     Comes after the one that asks for the key; without keys all clients share one bucket.
+
+    Args:
+      per_minute: of each key.
+      open_paths: ask for no key and count for none: a probe that is refused is a restart.
+      clock: monotonic seconds.
     """
     buckets = None if per_minute is None else TokenBuckets(per_minute, clock)
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if buckets is None or request.method != "POST":
+        is_open = request.rel_url.raw_path in open_paths
+        if buckets is None or request.method != "POST" or is_open:
             return await handler(request)
         left, wait_seconds = buckets.take(request.get(TENANT, ""))
         request[REPLY_HEADERS].update(

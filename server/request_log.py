@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 
+from paged.scheduler.lora_request import LoRARequest
 from paged.scheduler.params import SamplingParams
 from paged.server.prompts import Prompt
 
@@ -14,6 +15,8 @@ def log_request(
     params: SamplingParams | None,
     prompts: Sequence[Prompt],
     max_log_len: int | None,
+    *,
+    lora: LoRARequest | None = None,
 ) -> None:
     """Log a request's id and parameters; its prompts only at debug level, as in the reference.
 
@@ -22,9 +25,12 @@ def log_request(
       params: of its first prompt.
       prompts: texts and token ids.
       max_log_len: most characters and ids of a prompt that are shown; None: all.
+      lora: adapter that it names.
     """
     extra = {"request_id": request_id}
-    logger.info("Received request %s: params: %s.", request_id, params, extra=extra)
+    logger.info(
+        "Received request %s: params: %s, lora_request: %s.", request_id, params, lora, extra=extra
+    )
     if not logger.isEnabledFor(logging.DEBUG):
         return
     for index, prompt in enumerate(prompts):

@@ -24,8 +24,8 @@ class Watcher(Protocol):
         ...
 
 
-type StartWatching = Callable[[str, SamplingParams], Watcher | None]
-"""Called with id and parameters of a request as it begins; None if nobody is interested."""
+type StartWatching = Callable[[str, SamplingParams, str], Watcher | None]
+"""Called with id, parameters and model of a request as it begins; None if nobody is interested."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,12 +65,18 @@ class RequestWatch:
                     self._end(record.request_id, None)
 
     def follow(
-        self, request_id: str, params: SamplingParams, outputs: AsyncGenerator[RequestOutput]
+        self,
+        request_id: str,
+        params: SamplingParams,
+        outputs: AsyncGenerator[RequestOutput],
+        *,
+        model: str,
     ) -> AsyncGenerator[RequestOutput]:
         """Return `outputs`, watched if somebody is interested."""
         if not self._starters:
             return outputs
-        watchers = [w for start in self._starters if (w := start(request_id, params)) is not None]
+        started = (start(request_id, params, model) for start in self._starters)
+        watchers = [watcher for watcher in started if watcher is not None]
         if not watchers:
             return outputs
         return self._followed(request_id, _Watched(watchers, params.n, []), outputs)

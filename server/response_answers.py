@@ -91,10 +91,13 @@ class ResponseError(Answer):
     message: str
 
 
-class IncompleteDetails(Answer):
-    """Why a response ends before its end."""
+type IncompleteReason = Literal["max_output_tokens", "repetition"]
 
-    reason: Literal["max_output_tokens"]
+
+class IncompleteDetails(Answer):
+    """Why a response ends before its end; "repetition" is this server's own."""
+
+    reason: IncompleteReason
 
 
 class ResponseAnswer(Answer):

@@ -14,8 +14,10 @@ from paged.server.protocol import (
     ContentPart,
     JsonObject,
     Priority,
+    RepetitionDetectionFields,
     RequestId,
     StopStrings,
+    StreamInterval,
     TokenIds,
 )
 from paged.server.response_answers import Item
@@ -107,6 +109,9 @@ class ResponseRequest(Struct, kw_only=True):
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool = False
     min_tokens: int | None = None
+    logprob_token_ids: TokenIds | None = None
+    repetition_detection: RepetitionDetectionFields | None = None
+    stream_interval: StreamInterval | None = None
     chat_template_kwargs: JsonObject | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     cache: Any = None
@@ -136,7 +141,7 @@ _SHARED = (
     "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens",
     "chat_template_kwargs", "cache_salt", "cache", "request_id", "priority", "stream",
-    "parallel_tool_calls",
+    "parallel_tool_calls", "logprob_token_ids", "repetition_detection", "stream_interval",
 )  # fmt: skip
 
 
@@ -163,7 +168,8 @@ def refuse_unsupported_fields(request: ResponseRequest) -> None:
 
 def wants_logprobs(request: ResponseRequest) -> bool:
     """Return whether the tokens' log probabilities are wanted."""
-    return _LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
+    is_asked_for = _LOGPROBS in (request.include or ())
+    return is_asked_for or bool(request.top_logprobs) or bool(request.logprob_token_ids)
 
 
 def chat_request(

@@ -10,18 +10,19 @@ import msgspec
 
 from paged.scheduler.output import CompletionOutput
 from paged.server.answer_bodies import PositionLogprobs
-from paged.server.answers import AnswerFormat
+from paged.server.answers import AnswerFormat, count_reasoning_tokens
+from paged.server.chat_answer import num_shown_logprobs
 from paged.server.context import ServerContext
 from paged.server.errors import ApiError, to_api_error
 from paged.server.generation import Generation
 from paged.server.logprobs import chat_logprobs
-from paged.server.protocol import ChatMessage
+from paged.server.protocol import ChatCompletionRequest, ChatMessage
 from paged.server.response_answers import (
     AnyEvent,
     IncompleteDetails,
+    IncompleteReason,
     InputTokensDetails,
     OutputTokensDetails,
-    ReasoningItem,
     ResponseAnswer,
     ResponseCompleted,
     ResponseCreated,
@@ -38,7 +39,6 @@ from paged.server.response_request import (
     wants_logprobs,
 )
 from paged.server.response_store import StoredResponse
-from paged.server.text_codec import encode
 from paged.server.tool_parsers.events import Content, Event
 
 
@@ -48,6 +48,7 @@ class ResponseRun:
     Args:
       generation: its run through the engine.
       request: what was asked.
+      as_chat: the same in the words of the chat endpoint.
       format: how its text is taken apart, None if all of it is content.
       messages: the conversation before it.
       tenant: who may read it.
@@ -58,6 +59,7 @@ class ResponseRun:
         self,
         generation: Generation,
         request: ResponseRequest,
+        as_chat: ChatCompletionRequest,
         format: AnswerFormat | None,
         *,
         messages: Sequence[ChatMessage],
@@ -66,6 +68,7 @@ class ResponseRun:
     ) -> None:
         self._generation = generation
         self._request = request
+        self._as_chat = as_chat
         self._reader = None if format is None else format.reader()
         self._shows_tokens = format is None or not format.hides_tokens
         self._messages = messages
@@ -144,7 +147,7 @@ class ResponseRun:
                     yield self._items.feed(self._read(delta), self._logprobs(delta))
         is_complete = finish_reason == "stop"
         closing = self._items.finish(is_complete=is_complete)
-        await self._complete(is_complete=is_complete)
+        await self._complete(finish_reason)
         kind = ResponseCompleted if is_complete else ResponseIncomplete
         yield [*closing, kind(response=self._response)]
 
@@ -155,18 +158,22 @@ class ResponseRun:
         events = self._reader.feed(delta.text)
         return events + self._reader.finish() if delta.finish_reason else events
 
-    async def _complete(self, *, is_complete: bool) -> None:
+    async def _complete(self, finish_reason: str | None) -> None:
         response, usage = self._response, self._generation.usage.body()
-        response.status = "completed" if is_complete else "incomplete"
-        if not is_complete:
-            response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
+        response.status = "completed" if finish_reason == "stop" else "incomplete"
+        if finish_reason != "stop":
+            is_cut = finish_reason != "repetition"
+            reason: IncompleteReason = "max_output_tokens" if is_cut else "repetition"
+            response.incomplete_details = IncompleteDetails(reason=reason)
         response.output = self._items.output
         response.completed_at = int(time.time())
+        readers = [] if self._reader is None else [self._reader]
+        num_reasoning_tokens = await count_reasoning_tokens(self._generation.context, readers)
         response.usage = ResponseUsage(
             input_tokens=usage["prompt_tokens"],
             input_tokens_details=InputTokensDetails(**usage["prompt_tokens_details"]),
             output_tokens=usage["completion_tokens"],
-            output_tokens_details=OutputTokensDetails(reasoning_tokens=await self._num_thoughts()),
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=num_reasoning_tokens or 0),
             total_tokens=usage["total_tokens"],
         )
         if response.store:
@@ -175,13 +182,6 @@ class ResponseRun:
             stored = StoredResponse(response, (*self._messages, *said), num_bytes)
             self._generation.context.responses.put(self._tenant, stored)
 
-    async def _num_thoughts(self) -> int:
-        """Return how many tokens the thoughts take, as the tokenizer spells their text."""
-        items = [item for item in self._items.output if isinstance(item, ReasoningItem)]
-        texts = [part.text for item in items for part in item.content]
-        tokenizer = self._generation.context.engine.tokenizer
-        return sum(map(len, await encode(tokenizer, texts, add_special_tokens=False)))
-
     def _logprobs(self, delta: CompletionOutput) -> list[PositionLogprobs]:
         if not (wants_logprobs(self._request) and self._shows_tokens and delta.logprobs):
             return []
@@ -189,7 +189,7 @@ class ResponseRun:
             self._generation.context.engine.tokenizer,
             delta.token_ids,
             delta.logprobs,
-            num_top=self._request.top_logprobs or 0,
+            num_top=num_shown_logprobs(self._as_chat),
             as_token_ids=self._generation.spells_token_ids,
         )
         return msgspec.convert(spelled["content"], list[PositionLogprobs])
@@ -215,7 +215,7 @@ def _opening(generation: Generation, request: ResponseRequest) -> ResponseAnswer
         id=generation.response_id,
         created_at=generation.created,
         status="in_progress",
-        model=context.model_name,
+        model=generation.model.name,
         output=[],
         parallel_tool_calls=request.parallel_tool_calls is not False,
         temperature=params.temperature,

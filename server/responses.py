@@ -28,6 +28,7 @@ from paged.server.response_request import (
 )
 from paged.server.response_run import ResponseRun
 from paged.server.response_store import StoredResponse
+from paged.server.served_models import ServedModel
 from paged.server.streaming import send_events
 from paged.server.tools import check_tools
 from paged.server.unsupported import refuse_unsupported
@@ -39,16 +40,17 @@ async def create_response(http_request: web.Request) -> web.StreamResponse:
     context.check_accepting()
     raw = await read_json(http_request)
     request = decode_body(raw, ResponseRequest)
-    context.check_model(request.model)
+    model = context.models.find(request.model)
     refuse_unsupported_fields(request)
     earlier = _earlier(http_request, request)
     messages = [*(earlier.messages if earlier else ()), *input_messages(request)]
     with _names_of_this_endpoint():
         as_chat = chat_request(request, messages)
-        generation, format = await _generation(http_request, as_chat)
+        generation, format = await _generation(http_request, model, as_chat)
     run = ResponseRun(
         generation,
         request,
+        as_chat,
         format,
         messages=messages,
         tenant=http_request.get(TENANT, ""),
@@ -106,7 +108,7 @@ def _earlier(http_request: web.Request, request: ResponseRequest) -> StoredRespo
 
 
 async def _generation(
-    http_request: web.Request, request: ChatCompletionRequest
+    http_request: web.Request, model: ServedModel, request: ChatCompletionRequest
 ) -> tuple[Generation, AnswerFormat | None]:
     """Return the run of a conversation, and how its text is taken apart."""
     context = http_request.app[CONTEXT]
@@ -120,6 +122,7 @@ async def _generation(
     params = chat_params(context, request, prompt, num_logprobs)
     generation = Generation(
         context=context,
+        model=model,
         request=request,
         # Not the client's own id, which need not be unique: it is a key of the store.
         response_id=f"resp_{uuid.uuid4().hex}",

@@ -1,6 +1,7 @@
 """The table of all routes: what there is, who answers, what comes in and goes out."""
 
 from paged.server import (
+    adapters,
     answer_bodies,
     chat,
     completions,
@@ -16,12 +17,11 @@ from paged.server import (
     responses,
     tokenization,
 )
-from paged.server.auth import PROBES
 from paged.server.metrics import CONTENT_TYPE
 from paged.server.route import JSON, Parameter, Route
 from paged.server.settings import ServerSettings
 
-# 429 where keys are held to so many requests per minute, which counts everything that is posted.
+# 429 where keys are held to so many requests per minute: counts what is posted with a key.
 _BODY = (400, 408, 413, 429)
 _GENERATION = (*_BODY, 404, 503)
 _MODEL = Parameter(
@@ -77,8 +77,8 @@ def make_routes(settings: ServerSettings) -> list[Route]:
                 summary="Tell whether the engine can serve.",
                 tag="operations",
                 media=None,
-                errors=(503, 429) if method == "POST" else (503,),
-                needs_key=path not in PROBES,
+                errors=(503,),
+                needs_key=False,  # load balancers have none
             )
             for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"))
         ],
@@ -116,6 +116,8 @@ def make_routes(settings: ServerSettings) -> list[Route]:
             media=JSON,
         ),
     ]
+    if settings.allow_runtime_lora_updating:
+        routes += _adapter_routes()
     if settings.ui:
         routes += _playground_routes()
     if settings.dev_mode:
@@ -134,6 +136,31 @@ def make_routes(settings: ServerSettings) -> list[Route]:
     if settings.observability.profile_dir is not None:
         routes += _profile_routes()
     return routes
+
+
+def _adapter_routes() -> list[Route]:
+    return [
+        Route(
+            method="POST",
+            path="/v1/load_lora_adapter",
+            handler=adapters.load_adapter,
+            summary="Serve a LoRA adapter under a name of its own.",
+            tag="models",
+            body=protocol.LoadAdapterRequest,
+            media="text/plain",
+            errors=(*_BODY, 404, 503),
+        ),
+        Route(
+            method="POST",
+            path="/v1/unload_lora_adapter",
+            handler=adapters.unload_adapter,
+            summary="Serve a LoRA adapter no more.",
+            tag="models",
+            body=protocol.UnloadAdapterRequest,
+            media="text/plain",
+            errors=(*_BODY, 404),
+        ),
+    ]
 
 
 def _profile_routes() -> list[Route]:

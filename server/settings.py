@@ -25,11 +25,28 @@ class CorsSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoRAModule:
+    """An adapter to be served.
+
+    Attributes:
+      name: that requests call it by.
+      path: of its files, or its id on the Hub.
+      base_model_name: of the model that it changes, for its card; None: the served one's.
+    """
+
+    name: str
+    path: str
+    base_model_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """Settings of the HTTP application.
 
     Attributes:
       served_model_names: names clients may use, the first is reported; empty: the engine's own.
+      lora_modules: adapters that are served from the start.
+      allow_runtime_lora_updating: let clients load and unload adapters.
       api_keys: accepted keys; empty: no key is needed.
       metrics_require_key: ask for the key at /metrics, too.
       cache_salt_per_key: keep the prefix caches of several keys apart, see `salts_by_key`.
@@ -73,6 +90,8 @@ class ServerSettings:
     """
 
     served_model_names: tuple[str, ...] = ()
+    lora_modules: tuple[LoRAModule, ...] = ()
+    allow_runtime_lora_updating: bool = False
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     metrics_require_key: bool = False
     cache_salt_per_key: bool = True

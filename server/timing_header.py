@@ -39,7 +39,7 @@ class Timings:
         return ", ".join(f"{name};dur={1000 * value:.3f}" for name, value in times.items())
 
 
-def start_timing(_request_id: str, _params: SamplingParams) -> Timings | None:
+def start_timing(_request_id: str, _params: SamplingParams, _model: str) -> Timings | None:
     """Return who wants the times of an engine's request: the present HTTP request, or nobody."""
     return _TIMINGS.get()
 

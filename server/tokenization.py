@@ -35,12 +35,12 @@ async def tokenize(http_request: web.Request) -> web.Response:
     request: TokenizeChatRequest | TokenizeTextRequest
     if decode_body(raw, _Shape).messages is not None:
         request = decode_body(raw, TokenizeChatRequest)
-        context.check_model(request.model)
+        context.models.find(request.model)
         check_tools(request)
         text = await render_chat(context, request)
     else:
         request = decode_body(raw, TokenizeTextRequest)
-        context.check_model(request.model)
+        context.models.find(request.model)
         text = request.prompt
     tokenizer = context.engine.tokenizer
     (ids,) = await encode(tokenizer, [text], add_special_tokens=request.add_special_tokens)
@@ -61,7 +61,7 @@ async def detokenize(http_request: web.Request) -> web.Response:
     """Return the text of token ids, special tokens included."""
     context = http_request.app[CONTEXT]
     request = decode_body(await read_json(http_request), DetokenizeRequest)
-    context.check_model(request.model)
+    context.models.find(request.model)
     check_token_ids("tokens", request.tokens, vocab_size(context))
     text = await decode(context.engine.tokenizer, request.tokens)
     return json_response(DetokenizeAnswer(prompt=text))

@@ -32,7 +32,7 @@ class Tracing:
 
     Args:
       provider: exports them; owned.
-      model_name: reported with every request.
+      model_name: reported with the start-up.
       details: kinds of work, of what the engine has measured, that get spans.
     """
 
@@ -80,10 +80,10 @@ class Tracing:
 
         return middleware
 
-    def start_request(self, request_id: str, params: SamplingParams) -> "RequestTrace":
+    def start_request(self, request_id: str, params: SamplingParams, model: str) -> "RequestTrace":
         """Return what makes the spans of an engine's request, below the present HTTP request's."""
         parent = _PARENT.get() or Context()
-        return RequestTrace(self, request_id, params, parent)
+        return RequestTrace(self, request_id, params, model, parent)
 
     def trace_startup(self, phases: Sequence[Phase]) -> None:
         """Make a span of the start-up, and one of each of its phases below it."""
@@ -125,13 +125,18 @@ class RequestTrace:
     """
 
     def __init__(
-        self, tracing: Tracing, request_id: str, params: SamplingParams, parent: Context
+        self,
+        tracing: Tracing,
+        request_id: str,
+        params: SamplingParams,
+        model: str,
+        parent: Context,
     ) -> None:
         self._tracer = tracing._tracer
         self._details = tracing._details
         self._attributes: dict[str, str | float | None] = {
             "gen_ai.request.id": request_id,
-            "gen_ai.response.model": tracing._model_name,
+            "gen_ai.response.model": model,
             "gen_ai.request.temperature": params.temperature,
             "gen_ai.request.top_p": params.top_p,
             "gen_ai.request.max_tokens": params.max_tokens,

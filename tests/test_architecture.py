@@ -43,6 +43,7 @@ REACHES_DOWN = {
     "llm",  # exposes the tokenizer
     "loading",  # opens the checkpoint and builds everything
     "logprobs",  # asks the tokenizer for the text of tokens
+    "memory",  # asks for bytes of weights, of blocks and of adapters
     "model_presets",  # fills ModelConfig
     "plan",  # asks what the model is, and how it can be split
     "roofline",  # asks KVCacheSpec and ModelConfig for sizes

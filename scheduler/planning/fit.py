@@ -10,7 +10,8 @@ from paged.models.weight_bytes import WeightBytes, count_weight_bytes
 from paged.scheduler.capacity import MemoryBudget, available_kv_bytes, blocks_per_request
 from paged.scheduler.config import EngineConfig, StepLimits
 from paged.scheduler.errors import CapacityError
-from paged.scheduler.loading import cache_groups, kv_cache_spec, memory_budget
+from paged.scheduler.loading import cache_groups
+from paged.scheduler.memory import kv_cache_spec, memory_budget
 from paged.scheduler.placement import split_of
 from paged.scheduler.planning.workload import Workload
 from paged.scheduler.simulator.gpus import GPU

@@ -96,13 +96,17 @@ function showConnection(state) {
   }
 }
 
+function describe({ id, parent, max_model_len: most }) {
+  return parent ? `${id}: an adapter of ${parent}` : `${id}: up to ${most} tokens`;
+}
+
 async function loadModels() {
   const select = byId("model");
   try {
     const { data } = await json("v1/models");
     select.replaceChildren(...data.map(({ id }) => new Option(id.split("/").at(-1), id)));
     select.disabled = data.length < 2;
-    select.title = data.map(({ id, max_model_len: most }) => `${id}: up to ${most} tokens`).join("\n");
+    select.title = data.map(describe).join("\n");
   } catch (error) {
     showConnection(error);
   }

@@ -19,6 +19,7 @@ from paged.models.config import ModelConfig
 from paged.models.tokenizer import Tokenizer
 from paged.scheduler.config import EngineConfig
 from paged.scheduler.errors import EngineDeadError
+from paged.scheduler.lora_request import LoRARequest
 from paged.scheduler.output import (
     CompletionOutput,
     Logprob,
@@ -54,6 +55,7 @@ class Seen:
     cache_mode: CacheMode = CacheMode.DEFAULT
     priority: int = 0
     stream: bool = True
+    lora: LoRARequest | None = None
 
 
 @dataclass
@@ -86,6 +88,8 @@ class FakeEngine:
       tiers: figures of the memory below the device.
       profiles: what was asked of the profiler: (folder, steps) or "stopped".
       measures_work: whether that was asked for.
+      adapters: what was added under which name, and not removed.
+      refuse_adapter: raised by `add_lora`.
     """
 
     answer: str | Callable[[int], str] = "The answer is 42."
@@ -113,6 +117,9 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     drained: list[float] = field(default_factory=list)
     resets: list[bool] = field(default_factory=list)
+
+    adapters: dict[str, LoRARequest] = field(default_factory=dict)
+    refuse_adapter: Exception | None = None
 
     def __post_init__(self) -> None:
         self.tokenizer = Tokenizer.from_directory(TOKENIZER_DIR)
@@ -162,6 +169,15 @@ class FakeEngine:
         self.resets.append(reset_running_requests)
         return reset_running_requests or not self.running
 
+    async def add_lora(self, lora: LoRARequest) -> None:
+        await asyncio.sleep(0.01)
+        if self.refuse_adapter is not None:
+            raise self.refuse_adapter
+        self.adapters[lora.lora_name] = lora
+
+    def remove_lora(self, name: str) -> bool:
+        return self.adapters.pop(name, None) is not None
+
     async def measure_work(self) -> None:
         self.measures_work = True
 
@@ -198,6 +214,7 @@ class FakeEngine:
         cache_salt: str | None = None,
         cache_mode: CacheMode = CacheMode.DEFAULT,
         priority: int = 0,
+        lora: LoRARequest | None = None,
         stream: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         if self.refuse is not None:
@@ -205,7 +222,10 @@ class FakeEngine:
         assert request_id not in self.running, "ids must be unique"
         prompt_ids = tuple(prompt_token_ids)
         self.seen.append(
-            Seen(request_id, prompt_ids, params, prompt, cache_salt, cache_mode, priority, stream)
+            Seen(
+                *(request_id, prompt_ids, params, prompt, cache_salt, cache_mode, priority, stream),
+                lora,
+            )
         )
         self.running[request_id] = params.n
         self.idle.clear()

@@ -22,7 +22,8 @@ UNKNOWN = [
 
 
 def all_routes() -> list[tuple[str, str]]:
-    app = make_app(FakeEngine(), ServerSettings(dev_mode=True))
+    settings = ServerSettings(dev_mode=True, allow_runtime_lora_updating=True)
+    app = make_app(FakeEngine(), settings)
     routes = {(route.method, route.resource.canonical) for route in app.router.routes()}
     return sorted((m, path.replace("{model}", "tiny")) for m, path in routes if m != "HEAD")
 
@@ -44,8 +45,9 @@ def statuses(routes, headers=None, **settings) -> dict[tuple[str, str], int]:
 
 def test_every_route_but_the_probes_needs_a_key():
     routes = all_routes()
-    assert len(routes) == 20 + len(PAGE_PATHS)
-    for route, status in statuses(routes, dev_mode=True, **KEYS).items():
+    assert len(routes) == 22 + len(PAGE_PATHS)
+    settings = {"dev_mode": True, "allow_runtime_lora_updating": True}
+    for route, status in statuses(routes, **settings, **KEYS).items():
         assert (status == 401) == (route not in OPEN), (route, status)
 
 

@@ -156,6 +156,31 @@ def test_options_reach_the_server():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--lora-assignment=round-robin"], ["b", "a", "b", "a", "b", "a"]),
+        ([], None),  # drawn
+    ],
+)
+def test_sessions_ask_the_adapters_in_turn_or_at_random(options, expected):
+    given = ["--num-prompts=6", "--max-concurrency=1", "--lora-modules", "b", "a", *options]
+    models = ("m", "a", "b")
+    status, seen = scripted(lambda _: stream(text("a")), *given, models=models)
+    assert status == 0
+    asked = [body["model"] for body in seen]
+    assert asked == expected if expected else set(asked) == {"a", "b"}
+    again = scripted(lambda _: stream(text("a")), *given, models=models)[1]
+    plain = scripted(lambda _: stream(text("a")), *given[:2], models=models)[1]
+    assert [body["model"] for body in again] == asked
+    assert [body["prompt"] for body in plain] == [body["prompt"] for body in seen]
+
+
+def test_an_adapter_that_the_server_does_not_have_is_one_line(server, capsys):
+    line = failing(capsys, "--base-url", server.url, "--lora-modules", "nope")
+    assert "the model nope does not exist" in line
+
+
 def test_key_of_the_environment_is_used(monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     _, (seen,) = scripted(lambda _: stream(text("a")), "--num-prompts=1")

@@ -107,6 +107,12 @@ FLAGS: dict[str, tuple[str, object]] = {
     "native_cache_dir": ("/tmp/n", "/tmp/n"),
     "tensor_parallel_size": ("2", 2),
     "enable_expert_parallel": ("yes", True),
+    "enable_lora": ("yes", True),
+    "max_loras": ("3", 3),
+    "max_lora_rank": ("64", 64),
+    "max_cpu_loras": ("5", 5),
+    "lora_dtype": ("float32", "float32"),
+    "lora_target_modules": ("q_proj", ("q_proj",)),
     "artifact": ("/tmp/a", "/tmp/a"),
 }
 # What only `serve` shows somebody.

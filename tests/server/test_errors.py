@@ -113,6 +113,7 @@ def test_bad_value_names_its_field(path, fields, param):
         ),
         ({"truncation_side": "middle"}, "body.truncation_side"),
         ({"request_id": "a\nb"}, "body.request_id"),
+        ({"request_id": "a\n"}, "body.request_id"),
         ({"request_id": "x" * 257}, "body.request_id"),
     ],
 )

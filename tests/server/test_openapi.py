@@ -13,6 +13,7 @@ from tests.server.fake_engine import FakeEngine
 from tests.server.serving import CHAT, COMPLETIONS, Client, ok, stream, with_server
 
 KEY = "a-key"
+ALL = {"dev_mode": True, "allow_runtime_lora_updating": True}
 
 
 def document(**settings: Any) -> dict[str, Any]:
@@ -38,10 +39,10 @@ def success(whole: dict[str, Any], path: str) -> dict[str, Any]:
 def test_every_route_of_the_application_is_described():
     described = {
         (method.upper(), path)
-        for path, operations in document(dev_mode=True)["paths"].items()
+        for path, operations in document(**ALL)["paths"].items()
         for method in operations
     }
-    app = make_app(FakeEngine(), ServerSettings(dev_mode=True))
+    app = make_app(FakeEngine(), ServerSettings(**ALL))
     routes = {(route.method, route.resource.canonical) for route in app.router.routes()}
     assert described == {(method, path) for method, path in routes if method != "HEAD"}
 

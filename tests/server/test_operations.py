@@ -218,6 +218,7 @@ def test_requests_are_logged_without_their_prompt(caplog):
     ok(COMPLETIONS, {"prompt": "very secret", "request_id": "r1"}, log_requests=True)
     line = next(m for m in caplog.messages if m.startswith("Received request"))
     assert line.startswith("Received request cmpl-r1: params: SamplingParams(n=1")
+    assert line.endswith(", lora_request: None.")
     assert "secret" not in caplog.text
 
 

@@ -34,16 +34,16 @@ def step(*indices: int, request_id: str = "r") -> StepStats:
 
 def watching() -> tuple[RequestWatch, Ends]:
     watch, ends = RequestWatch(abort_grace_seconds=0.02), Ends()
-    watch.add(lambda request_id, params: ends)
+    watch.add(lambda request_id, params, model: ends)
     return watch, ends
 
 
 def test_outputs_pass_by_untouched_if_nobody_is_interested():
     watch = RequestWatch()
     stream = outputs()
-    assert watch.follow("r", PARAMS, stream) is stream
-    watch.add(lambda request_id, params: None)
-    assert watch.follow("r", PARAMS, stream) is stream
+    assert watch.follow("r", PARAMS, stream, model="m") is stream
+    watch.add(lambda request_id, params, model: None)
+    assert watch.follow("r", PARAMS, stream, model="m") is stream
 
 
 def test_records_of_all_samples_are_handed_over_at_the_end():
@@ -51,7 +51,7 @@ def test_records_of_all_samples_are_handed_over_at_the_end():
 
     async def run() -> None:
         number = 0
-        async for _ in watch.follow("r", PARAMS, outputs()):
+        async for _ in watch.follow("r", PARAMS, outputs(), model="m"):
             watch.observe(step(number, request_id="other"))
             if number < 2:
                 watch.observe(step(number))
@@ -66,7 +66,7 @@ def test_records_of_an_aborted_request_come_after_its_reader_has_gone():
     watch, ends = watching()
 
     async def run() -> None:
-        async with aclosing(watch.follow("r", PARAMS, outputs())) as stream:
+        async with aclosing(watch.follow("r", PARAMS, outputs(), model="m")) as stream:
             await anext(stream)
             watch.observe(step(0))
         assert not ends
@@ -82,7 +82,7 @@ def test_records_that_never_come_are_not_waited_for_forever():
 
     async def run() -> None:
         for end in (lambda: asyncio.sleep(0.05), None):
-            async with aclosing(watch.follow("r", PARAMS, outputs())) as stream:
+            async with aclosing(watch.follow("r", PARAMS, outputs(), model="m")) as stream:
                 await anext(stream)
             if end is None:
                 watch.close()
@@ -98,7 +98,7 @@ def test_an_error_ends_at_once():
     error = RuntimeError("broken")
 
     async def run() -> None:
-        async for _ in watch.follow("r", PARAMS, outputs(error)):
+        async for _ in watch.follow("r", PARAMS, outputs(error), model="m"):
             pass
 
     with pytest.raises(RuntimeError, match="broken"):

@@ -134,6 +134,37 @@ def test_log_probabilities_are_of_the_text():
     assert [event["logprobs"][0]["token"] for event in events] == list(ANSWER)
 
 
+def test_log_probabilities_of_given_tokens_come_at_every_position():
+    engine = FakeEngine()
+    body = {"input": "Hi", "logprob_token_ids": [65, 66], "top_logprobs": 1}
+    ok(RESPONSES, body, engine)
+    ok(RESPONSES, {"input": "Hi", "logprob_token_ids": [65, 66]}, engine)
+    for seen in engine.seen:
+        assert list(seen.params.logprob_token_ids) == [65, 66]
+        assert seen.params.logprobs is not None
+    error = error_of(RESPONSES, {"input": "Hi", "logprob_token_ids": [256]})
+    assert error["param"] == "logprob_token_ids"
+
+
+def test_an_output_that_repeats_itself_is_incomplete_and_says_why():
+    engine = FakeEngine(last_finish_reason="repetition", last_stop_reason="repetition_detected")
+    detection = {"max_pattern_size": 4, "min_pattern_size": 1, "min_count": 3}
+    body = {"input": "Hi", "repetition_detection": detection, "max_output_tokens": 3}
+    answer = ok(RESPONSES, body, engine)
+    assert engine.seen[0].params.repetition_detection.min_count == 3
+    assert answer["status"] == "incomplete"
+    assert answer["incomplete_details"] == {"reason": "repetition"}
+
+
+def test_text_deltas_hold_the_tokens_that_were_asked_for():
+    body = {"input": "Hi", "stream_interval": 5}
+    events = [e for e in stream_of(body) if e["type"] == "response.output_text.delta"]
+    sizes = [len(event["delta"]) for event in events]
+    assert sizes[0] == 1
+    assert set(sizes[1:-1]) == {5}
+    assert sum(sizes) == len(ANSWER)
+
+
 def test_a_successor_sees_the_conversation_but_not_the_instructions():
     engine = FakeEngine()
     first = {"input": "One", "instructions": "Be brief."}

@@ -2,17 +2,22 @@
 
 import asyncio
 import contextlib
+import email.utils
 import http.server
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from paged.server import cli_engine
 from paged.server.cli import main
+from paged.server.client import Client
 from tests.server.fake_engine import FakeEngine
 from tests.server.process import fake_server
 
@@ -161,14 +166,28 @@ def test_concurrency_must_be_positive(tmp_path, capsys):
 
 
 @contextlib.contextmanager
-def scripted(answers: list[tuple[int, bytes]]) -> Iterator[str]:
-    """Yield the URL of a server that gives these answers, one after another."""
+def scripted(
+    answers: list[tuple[int, bytes]],
+    headers: Mapping[str, str] = MappingProxyType({}),
+    times: list[float] | None = None,
+) -> Iterator[str]:
+    """Yield the URL of a server that gives these answers, one after another.
+
+    Args:
+      answers: status and body.
+      headers: of those that are no 200.
+      times: gets when each request came, monotonic seconds.
+    """
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
             self.rfile.read(int(self.headers["Content-Length"]))
+            if times is not None:
+                times.append(time.monotonic())
             status, body = answers.pop(0)
             self.send_response(status)
+            for name, value in {} if status == 200 else headers.items():
+                self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -192,6 +211,37 @@ def test_a_full_server_is_asked_again(tmp_path):
         assert run_batch(source, tmp_path / "out.jsonl", url) == 0
     result = read(tmp_path / "out.jsonl")["a"]
     assert result["response"]["body"] == {"spelt": "over lines"}
+
+
+def test_a_full_server_is_asked_again_when_it_says(tmp_path):
+    source = write(tmp_path / "in.jsonl", [line("a")])
+    times: list[float] = []
+    with scripted([(429, b"{}"), (200, b"{}")], {"Retry-After": "2"}, times) as url:
+        assert run_batch(source, tmp_path / "out.jsonl", url) == 0
+    first, second = times
+    assert second - first >= 2
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("7", 7.0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
+        ("Wed, 21 Oct 2015 07:28:00 -0000", 0.0),
+        ("soon", None),
+        ("-1", None),
+    ],
+)
+def test_an_answer_says_when_to_come_again(header, seconds):
+    async def ask(url: str) -> float | None:
+        async with Client(url) as client:
+            return (await client.post("completions", b"{}", request_id="r")).retry_seconds
+
+    with scripted([(429, b"{}")], {"Retry-After": header}) as url:
+        assert asyncio.run(ask(url)) == seconds
+    later = email.utils.format_datetime(datetime.now(UTC) + timedelta(days=1), usegmt=True)
+    with scripted([(429, b"{}")], {"Retry-After": later}) as url:
+        assert asyncio.run(ask(url)) == pytest.approx(86400, rel=0.05)
 
 
 def test_a_server_that_is_gone_ends_the_run_and_leaves_the_rest_to_the_next(tmp_path, capsys):
@@ -218,7 +268,6 @@ def test_a_private_server_goes_by_the_names_of_the_lines():
         async with cli_engine.serve_privately(FakeEngine(), ("gpt-x",)) as client:
             # More stop strings than a server takes from strangers.
             body = b'{"model": "gpt-x", "prompt": "Hi", "stop": ["1", "2", "3", "4", "5"]}'
-            status, _ = await client.post("completions", body, request_id="r")
-            return status
+            return (await client.post("completions", body, request_id="r")).status
 
     assert asyncio.run(ask()) == 200

@@ -444,6 +444,24 @@ def test_reasoning_that_is_left_out_shows_in_no_token():
     assert "Hm" not in json.dumps(events)
 
 
+@pytest.mark.parametrize("fields", [{}, {"include_reasoning": False}, {"n": 2, "temperature": 1}])
+def test_usage_counts_the_tokens_of_the_reasoning(fields):
+    fields = {"messages": ASK, **fields}
+    settings = {"reasoning_parser": "qwen3"}
+    usage = ok(CHAT, fields, FakeEngine(answer=THOUGHT), **settings)["usage"]
+    expected = {"reasoning_tokens": fields.get("n", 1) * len("\nHm.\n")}  # a byte is a token
+    assert usage["completion_tokens_details"] == expected
+    options = {"include_usage": True}
+    events = streamed(THOUGHT, settings, tool_choice="none", stream_options=options, **fields)
+    assert events[-1]["usage"]["completion_tokens_details"] == expected
+
+
+def test_usage_says_nothing_of_reasoning_where_nobody_looks_for_it():
+    assert "completion_tokens_details" not in ok(CHAT, {"messages": ASK})["usage"]
+    usage = ok(CHAT, {"messages": ASK}, reasoning_parser="qwen3")["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
 def test_template_that_closes_the_reasoning_leaves_only_an_answer():
     template = "x{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
     engine = FakeEngine(answer="<think>", chat_template=template)
