@@ -435,7 +435,7 @@ def test_page_needs_nothing_else_and_escapes_what_it_shows(tmp_path):
     assert scripted(lambda _: stream(text("a"), text("b")), *options, models=(name,))[0] == 0
     page = file.read_text()
     tree = PageParser(page)
-    assert tree.tags["svg"] == 6
+    assert tree.tags["figure"] == 6
     assert not {"script", "link", "img", "iframe"} & set(tree.tags)
     assert not re.search(r"""(src|href|url\()\s*=?\s*["']?http""", page)
     assert any("Time to first token (TTFT)" in each for each in tree.texts)
