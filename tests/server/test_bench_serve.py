@@ -545,7 +545,7 @@ def test_rates_rise_by_equal_steps_or_equal_factors():
     assert ramp_rates("linear", 1, 2.0, 9.0).tolist() == [2]
 
 
-def test_requests_of_a_ramp_come_closer_and_closer(tmp_path):
+def test_requests_of_a_ramp_come_closer_and_closer(tmp_path, capsys):
     # Even gaps of 1/20, 1/40, 1/60, 1/80 and 1/100 second.
     file = tmp_path / "result.json"
     ramp = ["--ramp-up-strategy=linear", "--ramp-up-start-rps=20", "--ramp-up-end-rps=100"]
@@ -553,6 +553,7 @@ def test_requests_of_a_ramp_come_closer_and_closer(tmp_path):
     assert scripted(lambda _: stream(text("a")), *ramp, *options)[0] == 0
     result = json.loads(file.read_text())
     assert result["ramp_up_strategy"] == "linear"
+    assert re.search(r"Request rate configured \(RPS\): +20 to 100\n", capsys.readouterr().out)
     gaps = np.diff(sorted(result["start_times"]))
     # Sleeping may last longer than it was to, by as much as a busy machine likes.
     assert sum(gaps) > 1 / 40 + 1 / 60 + 1 / 80 + 1 / 100 - 0.02
