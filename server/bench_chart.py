@@ -9,7 +9,8 @@ from html import escape
 import numpy as np
 
 WIDTH, HEIGHT = 560, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 16, 34, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 16, 14, 50
+_COLORS = 5  # of the page; further series have them again, dashed
 _MAX_POINTS = 800
 _TICKS = 5
 
@@ -51,21 +52,38 @@ class Chart:
     log_x: bool = False
     y_max: float | None = None
 
+    def figure(self) -> str:
+        """Return the chart with its title and, of several series, a legend, as a `<figure>`.
+
+        These are no part of the drawing, so that they wrap, and stay legible on a narrow page.
+        """
+        drawn = self._drawn
+        legend = "".join(
+            f'<li><svg class="key" viewBox="0 0 18 8" aria-hidden="true"><path '
+            f'class="{_line_class(index)}" d="M0 4H18"/></svg>{escape(each.name)}</li>'
+            for index, each in enumerate(drawn)
+        )
+        keys = f"<ul>{legend}</ul>" if len(drawn) > 1 else ""
+        return f"<figure><figcaption>{escape(self.title)}</figcaption>{keys}{self.svg()}</figure>"
+
+    @property
+    def _drawn(self) -> list[Series]:
+        return [each for each in self.series if each.points]
+
     def svg(self) -> str:
         """Return the chart as an `<svg>` element; one that says so if there is nothing to draw."""
-        drawn = [each for each in self.series if each.points]
+        drawn = self._drawn
         xs = [x for each in drawn for x, _ in each.points]
         ys = [y for each in drawn for _, y in each.points]
         parts = [
-            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.title)}">',
-            f'<text class="title" x="{_LEFT}" y="16">{escape(self.title)}</text>',
+            f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+            f'aria-label="{escape(self.title)}">',
         ]
         if xs:
             axes = _Axes(xs, self.y_max or max(ys), log_x=self.log_x)
             parts += axes.grid(self.x_label, self.y_label)
             for index, each in enumerate(drawn):
                 parts += _draw(each, index, axes, self)
-            parts += _legend(drawn)
             if self.mark is not None:
                 parts += _vertical(axes, *self.mark)
         else:
@@ -107,7 +125,7 @@ class _Axes:
                 f'<text class="tick" text-anchor="end" x="{_LEFT - 6}" y="{y + 4}">{value:g}</text>'
             )
         parts += [
-            f'<text class="tick" text-anchor="middle" x="{x}" y="{bottom + 16}">{value:g}</text>'
+            f'<text class="tick" text-anchor="middle" x="{x}" y="{bottom + 18}">{value:g}</text>'
             for value in self._x_ticks
             if (x := self.x(value)) <= right + 1
         ]
@@ -115,7 +133,7 @@ class _Axes:
         parts.append(f'<path class="axis" d="M{_LEFT} {bottom}H{right}"/>')
         parts.append(
             f'<text class="label" text-anchor="middle" x="{(_LEFT + right) / 2}" '
-            f'y="{HEIGHT - 8}">{escape(x_label)}</text>'
+            f'y="{HEIGHT - 7}">{escape(x_label)}</text>'
         )
         parts.append(
             f'<text class="label" text-anchor="middle" transform="translate(14 {middle}) '
@@ -150,28 +168,20 @@ def _draw(series: Series, index: int, axes: _Axes, chart: Chart) -> list[str]:
     if series.kind != "dots":
         corners = steps(shown) if series.kind == "step" else shown
         path = "L".join(f"{axes.x(x)} {axes.y(y)}" for x, y in corners)
-        parts.append(f'<path class="line c{index}" d="M{path}"/>')
+        parts.append(f'<path class="{_line_class(index)}" d="M{path}"/>')
     if series.kind == "dots" or (series.kind == "line" and len(shown) <= 2 * _TICKS + 2):
         parts += [
-            f'<circle class="dot c{index}" cx="{axes.x(x)}" cy="{axes.y(y)}" r="3"><title>'
-            f"{escape(series.name)}: {x:.4g} {escape(chart.x_label)}, "
+            f'<circle class="dot c{index % _COLORS}" cx="{axes.x(x)}" cy="{axes.y(y)}" r="3">'
+            f"<title>{escape(series.name)}: {x:.4g} {escape(chart.x_label)}, "
             f"{y:.4g} {escape(chart.y_label)}</title></circle>"
             for x, y in shown
         ]
     return parts
 
 
-def _legend(series: Sequence[Series]) -> list[str]:
-    if len(series) < 2:
-        return []
-    parts, x = [], WIDTH - _RIGHT
-    for index, each in reversed(list(enumerate(series))):
-        x -= 7 * len(each.name) + 6
-        parts.append(f'<text class="tick" x="{x}" y="16">{escape(each.name)}</text>')
-        x -= 18
-        parts.append(f'<path class="line c{index}" d="M{x} 12h13"/>')
-        x -= 8
-    return parts
+def _line_class(index: int) -> str:
+    dashed = " dashed" if index >= _COLORS else ""
+    return f"line c{index % _COLORS}{dashed}"
 
 
 def _vertical(axes: _Axes, value: float, name: str) -> list[str]:

@@ -9,8 +9,8 @@ import jinja2
 import numpy as np
 
 from paged.server.bench_chart import Chart, Series, distribution
-from paged.server.bench_names import METRICS
-from paged.server.bench_timeline import Timeline, seconds_of
+from paged.server.bench_names import METRICS, PERCENTILES
+from paged.server.bench_timeline import Timeline, percentile_name, seconds_of
 
 _TEMPLATE = pathlib.Path(__file__).with_name("bench_page.html")
 _NAMES = {
@@ -19,7 +19,6 @@ _NAMES = {
     "itl": "Inter-token latency",
     "e2el": "End-to-end latency",
 }
-_STATISTICS = ("mean", "p50", "p95", "p99")
 _MAX_BUCKETS = 120
 
 
@@ -28,6 +27,8 @@ def run_page(
     lines: Mapping[str, object],
     result: Mapping[str, Any],
     timelines: Sequence[Timeline],
+    *,
+    percentiles: Sequence[float] = PERCENTILES,
 ) -> str:
     """Return the page of one run.
 
@@ -36,19 +37,21 @@ def run_page(
       lines: figures by name.
       result: with the statistics of each latency, settings and versions.
       timelines: of all requests.
+      percentiles: of latencies, in the table.
     """
+    statistics = ("mean", *map(percentile_name, percentiles))
     done = [timeline for timeline in timelines if timeline.finished]
     rows = [
         [
             f"{_NAMES[metric]} ({metric.upper()})",
-            *(_number(result[f"{name}_{metric}_ms"]) for name in _STATISTICS),
+            *(_number(result[f"{name}_{metric}_ms"]) for name in statistics),
         ]
         for metric in METRICS
     ]
     return render(
         title,
         lines,
-        [("Latency, milliseconds", ["", *_STATISTICS], rows)],
+        [("Latency, milliseconds", ["", *statistics], rows)],
         _run_charts(done),
         result,
     )
@@ -77,7 +80,7 @@ def render(
         date=result.get("date"),
         figures=[(name, _number(value)) for name, value in lines.items()],
         tables=tables,
-        charts=[chart.svg() for chart in charts],
+        charts=[chart.figure() for chart in charts],
         settings=json.dumps(result["settings"], indent=2),
         versions=result["versions"],
     )
@@ -88,7 +91,7 @@ def _run_charts(done: Sequence[Timeline]) -> list[Chart]:
     milliseconds = {name: [1e3 * value for value in values] for name, values in seconds.items()}
     start = min(timeline.sent for timeline in done)
     first_tokens = [(timeline.sent - start, 1e3 * timeline.ttft) for timeline in done]
-    share = "% of requests at most that long"
+    share = "% of requests within"
     return [
         Chart(
             "Output tokens", "seconds from the start", "tokens per second",
@@ -103,7 +106,7 @@ def _run_charts(done: Sequence[Timeline]) -> list[Chart]:
             [Series("TTFT", distribution(milliseconds["ttft"]), "step")], y_max=100,
         ),
         Chart(
-            "Time between tokens", "milliseconds", "% at most that long",
+            "Time between tokens", "milliseconds", "% within",
             [
                 Series("TPOT, of requests", distribution(milliseconds["tpot"]), "step"),
                 Series("ITL, of gaps", _trimmed(milliseconds["itl"]), "step"),
@@ -150,5 +153,5 @@ def _number(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
-        return f"{value:,.2f}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.2f}"
     return f"{value:,}" if isinstance(value, int) else str(value)

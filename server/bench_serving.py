@@ -192,11 +192,14 @@ def goodput_fields(
 
 def lines_of(result: dict[str, Any]) -> dict[str, object]:
     """Return the figures that are printed, by name."""
+    rate = result["request_rate"]
+    if result["ramp_up_strategy"] is not None:
+        rate = f"{result['ramp_up_start_rps']:g} to {result['ramp_up_end_rps']:g}"
     lines: dict[str, object] = {
         "Successful requests": result["completed"],
         "Failed requests": result["failed"],
         "Error rate (%)": 100 * result["error_rate"],
-        "Request rate configured (RPS)": result["request_rate"],
+        "Request rate configured (RPS)": rate,
         "Maximum request concurrency": result["max_concurrency"],
         "Benchmark duration (s)": result["duration"],
         "Total input tokens": result["total_input_tokens"],

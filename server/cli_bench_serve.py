@@ -39,7 +39,16 @@ def run(args: argparse.Namespace) -> int:
         if file != args.json:
             print(f"Written to {file}.", file=sys.stderr)
     title = f"{args.model} at {args.base_url}"
-    write_text(args.html, lambda: run_page(title, lines_of(result), result, measurement.timelines))
+    write_text(
+        args.html,
+        lambda: run_page(
+            title,
+            lines_of(result),
+            result,
+            measurement.timelines,
+            percentiles=args.metric_percentiles,
+        ),
+    )
     return 0 if measurement.complete else 130
 
 

@@ -40,13 +40,13 @@ class CommandParser(argparse.ArgumentParser):
       examples: lines at the end of the help, a command each.
     """
 
-    def __init__(self, *args: Any, examples: str = "", **settings: Any) -> None:
+    def __init__(self, *, examples: str = "", **settings: Any) -> None:
         if examples:
             lines = "".join(f"  {line}\n" for line in examples.strip().splitlines())
             more = settings.get("epilog") or ""
             settings["epilog"] = f"examples:\n{lines}\n{more}"
         settings.setdefault("formatter_class", HelpFormatter)
-        super().__init__(*args, allow_abbrev=False, **settings)
+        super().__init__(allow_abbrev=False, **settings)
         for action in self._actions:
             if isinstance(action, argparse._HelpAction):
                 action.help = "show this; --help=NAME shows one group of options, or one option"
@@ -135,7 +135,7 @@ class CommandParser(argparse.ArgumentParser):
     def _parser_of(self, parsed: argparse.Namespace) -> "CommandParser":
         """Return the parser of the command that was chosen."""
         for action in self._commands():
-            chosen = action.choices.get(getattr(parsed, action.dest, None))
+            chosen = action.choices.get(getattr(parsed, action.dest, ""))
             if isinstance(chosen, CommandParser):
                 return chosen._parser_of(parsed)
         return self

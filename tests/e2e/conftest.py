@@ -1,9 +1,11 @@
 """Real engines: the demo model in float32, and the tiny llama with its byte tokenizer."""
 
+import importlib.util
 import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,3 +168,23 @@ def make_tiny(tiny: LoadedEngine) -> Callable[..., Engine]:
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def driver() -> Iterator[Any]:
+    """Chromium without a window."""
+    if importlib.util.find_spec("selenium") is None:
+        pytest.skip("missing tool: selenium, of the extra `browser`")
+    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or chromedriver is None:
+        pytest.skip("missing tool: chromium and chromedriver")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options, webdriver.ChromeService(chromedriver))
+    yield browser
+    browser.quit()

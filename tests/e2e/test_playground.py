@@ -6,9 +6,7 @@ behind a real scheduler.
 """
 
 import contextlib
-import importlib.util
 import re
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,26 +31,6 @@ ANSWER = (
     "Some **bold** text, <img src=x onerror=alert(1)> and:\n\n```python\nx = 1\n```\n- one\n- two\n"
 )
 CHAT = "v1/chat/completions"
-
-
-@pytest.fixture(scope="session")
-def driver() -> Iterator[Any]:
-    """Chromium without a window."""
-    if importlib.util.find_spec("selenium") is None:
-        pytest.skip("missing tool: selenium, of the extra `browser`")
-    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or chromedriver is None:
-        pytest.skip("missing tool: chromium and chromedriver")
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options, webdriver.ChromeService(chromedriver))
-    yield browser
-    browser.quit()
 
 
 class Page:

@@ -460,7 +460,7 @@ def test_page_needs_nothing_else_and_escapes_what_it_shows(tmp_path):
     assert scripted(lambda _: stream(text("a"), text("b")), *options, models=(name,))[0] == 0
     page = file.read_text()
     tree = PageParser(page)
-    assert tree.tags["svg"] == 6
+    assert tree.tags["figure"] == 6
     assert not {"script", "link", "img", "iframe"} & set(tree.tags)
     assert not re.search(r"""(src|href|url\()\s*=?\s*["']?http""", page)
     assert any("Time to first token (TTFT)" in each for each in tree.texts)
@@ -570,7 +570,7 @@ def test_rates_rise_by_equal_steps_or_equal_factors():
     assert ramp_rates("linear", 1, 2.0, 9.0).tolist() == [2]
 
 
-def test_requests_of_a_ramp_come_closer_and_closer(tmp_path):
+def test_requests_of_a_ramp_come_closer_and_closer(tmp_path, capsys):
     # Even gaps of 1/20, 1/40, 1/60, 1/80 and 1/100 second.
     file = tmp_path / "result.json"
     ramp = ["--ramp-up-strategy=linear", "--ramp-up-start-rps=20", "--ramp-up-end-rps=100"]
@@ -578,6 +578,7 @@ def test_requests_of_a_ramp_come_closer_and_closer(tmp_path):
     assert scripted(lambda _: stream(text("a")), *ramp, *options)[0] == 0
     result = json.loads(file.read_text())
     assert result["ramp_up_strategy"] == "linear"
+    assert re.search(r"Request rate configured \(RPS\): +20 to 100\n", capsys.readouterr().out)
     gaps = np.diff(sorted(result["start_times"]))
     # Sleeping may last longer than it was to, by as much as a busy machine likes.
     assert sum(gaps) > 1 / 40 + 1 / 60 + 1 / 80 + 1 / 100 - 0.02

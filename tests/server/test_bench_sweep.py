@@ -91,7 +91,7 @@ def test_every_point_is_measured_and_written(server, tmp_path, capsys):
     out = capsys.readouterr().out
     assert re.search(r"^8 .* 0  knee$", out, re.MULTILINE)
     assert re.search(r"^Highest goodput: .* at max-concurrency 8$", out, re.MULTILINE)
-    assert page.read_text().count("<svg") == 6
+    assert page.read_text().count("<figure>") == 6
 
 
 def test_point_without_success_is_reported_and_the_sweep_goes_on(server, capsys):
@@ -172,3 +172,17 @@ def test_distribution_is_the_share_at_most_as_large():
         (1.0, 0.0), (1.0, 25.0), (2.0, 50.0), (2.0, 75.0), (3.0, 100.0)
     ]  # fmt: skip
     assert distribution([]) == []
+
+
+def test_legend_of_several_series_stands_beside_the_drawing_and_names_them_escaped():
+    points = [(1.0, 1.0), (2.0, 2.0)]
+    one = Chart("<t>", "x", "y", [Series("only", points), Series("empty", [])]).figure()
+    assert "<figcaption>&lt;t&gt;</figcaption><svg" in one
+    names = [f"<{index}>" for index in range(7)]
+    several = Chart("t", "x", "y", [Series(name, points) for name in names]).figure()
+    assert re.findall(r"</svg>([^<]*)</li>", several) == [f"&lt;{index}&gt;" for index in range(7)]
+    # Five colours; then they come again, dashed, in the legend as in the drawing.
+    drawing = several.partition("</ul>")[2]
+    for part in (several.partition("</ul>")[0], drawing):
+        classes = re.findall(r'<path class="(line [^"]*)"', part)
+        assert classes == [*(f"line c{i}" for i in range(5)), "line c0 dashed", "line c1 dashed"]
