@@ -6,6 +6,7 @@ import pytest
 
 from paged.models.config import ModelConfig
 from paged.models.moe_config import ExpertsConfig
+from paged.models.quantized.formats import read_quantization
 from paged.scheduler.config import EngineConfig
 from paged.scheduler.planning.advice import best_block_size
 from paged.scheduler.planning.plan import GPUPlan, PlanSettings, make_plan
@@ -44,6 +45,18 @@ def test_bytes_per_token_are_the_published_ones(model: ModelConfig, kib: int):
     assert plan.bytes_per_token == kib * 1024
     halved = make_plan("m", model, [find_gpu("h200")], PlanSettings(kv_cache_dtype="fp8"))
     assert halved.bytes_per_token * 2 == plan.bytes_per_token
+
+
+def test_sizes_that_do_not_split_a_quantised_checkpoint_are_left_out():
+    # 3 groups of 32 inputs for each of two devices, but not for four.
+    awq = read_quantization(
+        {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32}}
+    )
+    shape = {"hidden_size": 256, "intermediate_size": 192, "num_q_heads": 8, "num_kv_heads": 8}
+    model = dataclasses.replace(QWEN_7B, quantization=awq, head_dim=32, **shape)
+    assert {one.num_gpus for one in plan_for(model, "h100").fits} == {1, 2}
+    with pytest.raises(ValueError, match=r"size=4 does not split .*down_proj as it"):
+        plan_for(model, "h100", tensor_parallel_size=4)
 
 
 def test_ridge_points_are_the_published_ones():
