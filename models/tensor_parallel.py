@@ -111,10 +111,12 @@ class TensorParallel:
         model = model_in_full(self.whole, dtype="float32")
         for layer in quantized_layers(model, quantization):
             if reason := self._indivisible_weight(layer):
+                is_of_experts = layer.num_experts is not None and self.rules.experts is None
+                remedy = "enable_expert_parallel, " if is_of_experts else ""
                 raise ValueError(
                     f"tensor_parallel_size={self.size} does not split {layer.module} as it is "
-                    f"quantised: {reason}. Use a smaller tensor_parallel_size, down to 1, or "
-                    "weights that are quantised differently."
+                    f"quantised: {reason}. Use {remedy}a smaller tensor_parallel_size, down to 1, "
+                    "or weights that are quantised differently."
                 )
 
     def _indivisible_weight(self, layer: QuantizedLayer) -> str | None:

@@ -173,14 +173,22 @@ def _precisions(model: ModelConfig, requested: str | None) -> list[str | None]:
 
 def _parallel_sizes(model: ModelConfig, requested: int | None) -> list[int]:
     if requested is not None:
-        return [TensorParallel(model, requested).size]  # raises if there are no equal parts
+        return [_checked_size(model, requested)]
     sizes = []
     for size in PARALLEL_SIZES:
         try:
-            sizes.append(TensorParallel(model, size).size)
+            sizes.append(_checked_size(model, size))
         except ValueError:
             continue
     return sizes
+
+
+def _checked_size(model: ModelConfig, size: int) -> int:
+    """Return the size; raises `ValueError` if there are no equal parts, or no such weights."""
+    split = TensorParallel(model, size)
+    if model.quantization is not None:
+        split.check_quantized_weights(None)
+    return size
 
 
 def _choose(fits: Sequence[Fit], workload: Workload) -> Fit | None:

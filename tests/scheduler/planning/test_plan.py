@@ -6,6 +6,7 @@ import pytest
 
 from paged.models.config import ModelConfig
 from paged.models.moe_config import ExpertsConfig
+from paged.models.quantized.formats import read_quantization
 from paged.scheduler.config import EngineConfig
 from paged.scheduler.planning.advice import best_block_size
 from paged.scheduler.planning.plan import GPUPlan, PlanSettings, make_plan
@@ -54,6 +55,18 @@ def test_latent_vectors_are_counted_once_and_held_by_every_gpu():
     on_each = {(one.kv_name, one.spec.bytes_per_token) for one in plan.gpus[0].fits}
     assert on_each == {("bfloat16", 31_104), ("fp8", 15_552)}
     assert {one.num_gpus for one in plan.gpus[0].fits} == {1, 2, 4, 8}
+
+
+def test_sizes_that_do_not_split_a_quantised_checkpoint_are_left_out():
+    # 3 groups of 32 inputs for each of two devices, but not for four.
+    awq = read_quantization(
+        {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32}}
+    )
+    shape = {"hidden_size": 256, "intermediate_size": 192, "num_q_heads": 8, "num_kv_heads": 8}
+    model = dataclasses.replace(QWEN_7B, quantization=awq, head_dim=32, **shape)
+    assert {one.num_gpus for one in plan_for(model, "h100").fits} == {1, 2}
+    with pytest.raises(ValueError, match=r"size=4 does not split .*down_proj as it"):
+        plan_for(model, "h100", tensor_parallel_size=4)
 
 
 def test_ridge_points_are_the_published_ones():
