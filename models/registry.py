@@ -151,17 +151,6 @@ _QWEN3_EXPERT_RULES = (
 )
 
 
-_DEEPSEEK_MLP_RULES = (
-    *_MLP_RULES,
-    *_QWEN3_EXPERT_RULES,
-    WeightRule("layers.*.mlp.router.choice_bias", f"{_MLP}.gate.e_score_correction_bias"),
-    *(
-        WeightRule(f"layers.*.mlp.shared.{layer}.weight", f"{_MLP}.shared_experts.{layer}.weight")
-        for layer in ("gate_proj", "up_proj", "down_proj")
-    ),
-)
-
-
 def _gpt_oss_experts(layer: str, tensor: str, part: str) -> tuple[WeightRule, ...]:
     """Return rules for one linear layer of gpt-oss' experts, plain and in MXFP4."""
     path, name = f"{_EXPERTS}.{layer}", f"{_MLP}.experts.{tensor}"
@@ -179,6 +168,15 @@ _GPT_OSS_MLP_RULES = (
     *_gpt_oss_experts("gate_proj", "gate_up_proj", ":gate"),
     *_gpt_oss_experts("up_proj", "gate_up_proj", ":up"),
     *_gpt_oss_experts("down_proj", "down_proj", ":down"),
+)
+_DEEPSEEK_MLP_RULES = (
+    *_MLP_RULES,
+    *_QWEN3_EXPERT_RULES,
+    WeightRule("layers.*.mlp.router.choice_bias", f"{_MLP}.gate.e_score_correction_bias"),
+    *(
+        WeightRule(f"layers.*.mlp.shared.{layer}.weight", f"{_MLP}.shared_experts.{layer}.weight")
+        for layer in ("gate_proj", "up_proj", "down_proj")
+    ),
 )
 _SINK_RULES = (WeightRule("layers.*.attention.sinks", f"{_ATTENTION}.sinks"),)
 _MIXTRAL = (*_TOP, *_NORMS_BEFORE, *_ATTENTION_RULES, *_MIXTRAL_MLP_RULES)

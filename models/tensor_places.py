@@ -10,10 +10,11 @@ import numpy as np
 from flax import nnx
 
 from paged.models.config import DTYPES, ModelConfig
-from paged.models.errors import CheckpointError
+from paged.models.errors import CheckpointError, UnsupportedModelError
 from paged.models.host_memory import empty_array
 from paged.models.quantization import QuantizedLayer
-from paged.models.quantized.reading import layer_tensors, read_layer, same_shape
+from paged.models.quantized.checkpoint_format import LayerScheme
+from paged.models.quantized.reading import layer_tensors, read_layer, same_shape, widen_layer
 from paged.models.registry import ARCHITECTURES, WeightRule
 from paged.models.tensor_source import TensorSource
 
@@ -35,6 +36,7 @@ class TensorPlace:
       start, stop: the range.
       is_packed: the parameter itself is of bytes that hold several weights.
       num_heads: the range is one of the outputs of each head, of so many; None: of all outputs.
+      scheme: the tensor is stored in fewer bits, so, and the parameter is not; None: in full.
     """
 
     name: str
@@ -44,6 +46,7 @@ class TensorPlace:
     stop: int | None = None
     is_packed: bool = False
     num_heads: int | None = None
+    scheme: LayerScheme | None = None
 
     def read(self, source: TensorSource) -> np.ndarray:
         """Return the parameter's values, in its shape.
@@ -51,7 +54,7 @@ class TensorPlace:
         Raises:
           CheckpointError: if they are of no type that parameters may have.
         """
-        values = source.read(self.name)
+        values = self._widened(source, self.scheme) if self.scheme else source.read(self.name)
         if str(values.dtype) not in DTYPES and not self.is_packed:
             raise CheckpointError(
                 f"tensor {self.name} has element type {values.dtype}; only {', '.join(DTYPES)} can "
@@ -63,6 +66,10 @@ class TensorPlace:
             return by_head[:, self.start : self.stop].reshape(self.shape)
         part = values if self.stop is None else values[self.start : self.stop]
         return part.reshape(self.shape)
+
+    def _widened(self, source: TensorSource, scheme: LayerScheme) -> np.ndarray:
+        stored = (self.stored[0], self.stored[1])
+        return widen_layer(scheme, _module(self.name), stored, source.read)
 
     def read_quantized(self, source: TensorSource, layer: QuantizedLayer) -> dict[str, np.ndarray]:
         """Return the parameters of a quantised weight, outputs and inputs one axis each.
@@ -151,18 +158,38 @@ def match_tensors(
             stop = None if len(members) == 1 else start + stored[0]
             is_packed = leaves[number][1].dtype == np.uint8
             place = TensorPlace(name, shape, whole, start, stop, is_packed)
-            places[number] = _of_each_head(place) if name in in_heads else place
+            places[number] = _of_each_head(place, config) if name in in_heads else place
             start += stored[0]
-        expected |= _tensors_of(name, whole, layers.get(name))
+        scheme = places[members[0][1]].scheme
+        if scheme is not None:
+            expected |= layer_tensors(scheme, _module(name), (whole[0], whole[1]))
+        else:
+            expected |= _tensors_of(name, whole, layers.get(name))
     _check(config, expected, {f"{layer.module}.bias" for layer in layers.values()}, source)
     return [places[number] for number in range(len(leaves))]
 
 
-def _of_each_head(place: TensorPlace) -> TensorPlace:
-    """Return the place of a part of each head, given that of as many outputs side by side."""
+def _of_each_head(place: TensorPlace, config: ModelConfig) -> TensorPlace:
+    """Return the place of a part of each head, given that of as many outputs side by side.
+
+    Such parameters are kept in full, so a tensor in fewer bits is widened.
+    """
     num_heads, start, stop = place.shape[0], place.start, place.stop
     assert stop is not None, "the head has no other part"
-    return replace(place, start=start // num_heads, stop=stop // num_heads, num_heads=num_heads)
+    module = _module(place.name)
+    scheme = None if config.quantization is None else config.quantization.scheme(module)
+    problem = None if scheme is None else scheme.problem(place.stored[0], place.stored[1])
+    if problem is not None:
+        raise UnsupportedModelError(
+            f"{module} cannot be quantised as the checkpoint's quantization_config says: {problem}."
+        )
+    start, stop = start // num_heads, stop // num_heads
+    return replace(place, start=start, stop=stop, num_heads=num_heads, scheme=scheme)
+
+
+def _module(name: str) -> str:
+    """Return the name of the layer that a tensor of this name is the weight of."""
+    return name.removesuffix(".weight")
 
 
 def _tensors_of(

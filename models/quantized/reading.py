@@ -3,9 +3,11 @@
 import math
 from collections.abc import Callable
 
+import jax.numpy as jnp
 import numpy as np
 
 from paged.models.errors import CheckpointError
+from paged.models.parameters import parameter
 from paged.models.quantized.checkpoint_format import LayerScheme
 
 
@@ -68,3 +70,19 @@ def read_layer(
         raise CheckpointError(
             f"{module}: {error}. Fetch the checkpoint again, or correct its quantization_config."
         ) from None
+
+
+def widen_layer(
+    scheme: LayerScheme,
+    module: str,
+    shape: tuple[int, int],
+    read: Callable[[str], np.ndarray],
+) -> np.ndarray:
+    """Return a layer's weight in full, float32 `[num_outputs, num_inputs]`; see `read_layer`."""
+    num_outputs, num_inputs = shape
+    parts = {
+        name: parameter(jnp.asarray(part), (None,) * part.ndim)
+        for name, part in read_layer(scheme, module, shape, read).items()
+    }
+    rows = jnp.arange(num_outputs, dtype=jnp.int32)
+    return np.asarray(scheme.form.build(parts).rows(rows, num_inputs, np.dtype(np.float32)))

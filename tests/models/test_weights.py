@@ -320,22 +320,6 @@ def test_layers_that_predict_further_tokens_are_skipped_by_their_number(data_dir
         load(config, DictSource(shapes))
 
 
-def test_parts_of_each_head_are_read_and_checked_together(data_dir: Path) -> None:
-    folder = data_dir / "golden" / "tiny" / "deepseek_v2"
-    config = ModelConfig.from_hf(json.loads((folder / "config.json").read_text()))
-    source = SafetensorsSource(folder)
-    attention = load(config, source, dtype="float32")["layers"][1]["attention"]
-    stored = source.read("model.layers.1.self_attn.kv_b_proj.weight").astype(np.float32)
-    for head in range(4):
-        rows = stored[28 * head :]  # 16 of a key, 12 of a value
-        np.testing.assert_array_equal(attention["k_up"][...][head], rows[:16])
-        np.testing.assert_array_equal(attention["v_up"][...][head], rows[16:28])
-    shapes = {name: source.shape(name) for name in source.names()}
-    shapes["model.layers.1.self_attn.kv_b_proj.weight"] = (96, 32)
-    with pytest.raises(CheckpointError, match=r"kv_b_proj\.weight \[96, 32\] instead of \[112, 3"):
-        load(config, DictSource(shapes))
-
-
 def test_redundant_tensors_are_ignored() -> None:
     shapes = hf_shapes(TIED)
     shapes["model.layers.0.self_attn.rotary_emb.inv_freq"] = (1,)
