@@ -53,12 +53,12 @@ class AdaptableModel:
     Attributes:
       architecture: of the model.
       layers: in the order of the model.
-      others: names of the checkpoint's other weights, `*` for each number.
+      modules: names of all that has a weight, adaptable or not; those of experts without numbers.
     """
 
     architecture: str
     layers: tuple[LoRALayer, ...]
-    others: frozenset[str] = field(default=frozenset(), repr=False)
+    modules: frozenset[str] = field(default=frozenset(), repr=False)
 
     @classmethod
     def of(
@@ -82,8 +82,12 @@ class AdaptableModel:
             )
         kept = [layer for layer in layers if target_modules is None or layer.kind in target_modules]
         rules = ARCHITECTURES[config.architecture].weight_rules
-        others = {rule.name.removesuffix(".weight") for rule in rules}
-        return cls(config.architecture, tuple(kept), frozenset(others))
+        modules = {
+            rule.name.removesuffix(".weight").replace("*", str(number))
+            for rule in rules
+            for number in range(config.num_layers)
+        }
+        return cls(config.architecture, tuple(kept), frozenset(modules))
 
     def by_module(self) -> dict[str, list[LoRALayer]]:
         """Return the layers of each module of the checkpoint."""
@@ -94,8 +98,7 @@ class AdaptableModel:
 
     def has_weight(self, module: str) -> bool:
         """Return whether the model has a weight of this name at all, adaptable or not."""
-        generic = re.sub(r"\.\d+(?=\.|$)", ".*", module.replace(".base_layer", ""))
-        return generic in self.others or re.sub(r"experts\.\*", "experts", generic) in self.others
+        return re.sub(r"(\.experts)\.\d+", r"\1", module) in self.modules
 
 
 def _linear_layers(config: ModelConfig) -> list[LoRALayer]:

@@ -15,6 +15,7 @@ from paged.metadata import AttentionMetadata
 from paged.models.batch import ForwardBatch
 from paged.models.config import ModelConfig
 from paged.models.forward import abstract_model, compute_logits, forward
+from paged.models.lora import LoRAStack
 from paged.models.programs import Program
 from paged.models.sharded_programs import ShardedPrograms
 from paged.models.tensor_parallel import TensorParallel
@@ -36,6 +37,7 @@ class PagedModel:
     """A model, its cache and the block tables of the sequences it has seen, by cache group.
 
     With a `mesh` the parameters are those of `TensorParallel(config, mesh.size).whole`, split.
+    With `loras`, sequence i has the adapter in slot `lora_slots[i]`.
     """
 
     def __init__(
@@ -50,7 +52,10 @@ class PagedModel:
         attention_backend: str = "xla",
         mesh: jax.sharding.Mesh | None = None,
         rules: ShardingRules = RULES,
+        loras: LoRAStack | None = None,
+        lora_slots: Sequence[int] = (0,) * NUM_SEQS,
     ) -> None:
+        self.loras, self.lora_slots = loras, lora_slots
         self.groups = groups = cache_groups or one_group(config.num_layers)
         split = TensorParallel(config, 1 if mesh is None else mesh.size, rules)
         if mesh is not None:
@@ -74,25 +79,29 @@ class PagedModel:
         self.num_computed = [0] * NUM_SEQS
 
         def step(
-            params: nnx.State[Any, Any], cache: KVCache, batch: ForwardBatch
+            params: nnx.State[Any, Any],
+            cache: KVCache,
+            batch: ForwardBatch,
+            loras: LoRAStack | None,
         ) -> tuple[Array, KVCache]:
-            hidden, cache = forward(graphdef, params, cache, batch)
+            hidden, cache = forward(graphdef, params, cache, batch, loras)
             return compute_logits(graphdef, params, hidden), cache
 
         source = Jitted() if mesh is None else ShardedPrograms(mesh, Jitted())
-        arguments = (params, self.cache, self._batch({}))
+        arguments = (params, self.cache, self._batch({}), loras)
         self._step = source.make(Program("step", step, arguments, (0, self.cache), donated=(1,)))
 
     def logits(self, chunks: Mapping[int, Sequence[int]]) -> dict[int, np.ndarray]:
         """Append the chunks to their sequences; return float32 `[len(chunk), vocab]` of each."""
         batch = self._batch(chunks)
-        logits, self.cache = self._step(self.params, self.cache, batch)
+        logits, self.cache = self._step(self.params, self.cache, batch, self.loras)
         ends = np.cumsum([len(chunk) for chunk in chunks.values()])
         parts = np.split(np.asarray(logits), ends)
         return dict(zip(chunks, parts, strict=False))  # the last part is padding
 
     def _batch(self, chunks: Mapping[int, Sequence[int]]) -> ForwardBatch:
-        arrays = {name: np.zeros(NUM_TOKENS, np.int32) for name in ("ids", "positions")}
+        names = ("ids", "positions", "lora_ids")
+        arrays = {name: np.zeros(NUM_TOKENS, np.int32) for name in names}
         num_groups = len(self.block_tables)
         slots = np.zeros((num_groups, NUM_TOKENS), np.int32)
         block_tables = np.zeros((num_groups, NUM_SEQS, MAX_BLOCKS), np.int32)
@@ -105,6 +114,7 @@ class PagedModel:
             tables = self.block_tables[:, sequence]
             arrays["ids"][rows] = chunk
             arrays["positions"][rows] = positions
+            arrays["lora_ids"][rows] = self.lora_slots[sequence]
             blocks = tables[:, positions // BLOCK_SIZE]
             slots[:, rows] = blocks * BLOCK_SIZE + positions % BLOCK_SIZE
             self.num_computed[sequence] += len(chunk)
@@ -125,6 +135,7 @@ class PagedModel:
                 for group in range(num_groups)
             ),
             logits_indices=np.maximum(query_start_loc[1:] - 1, 0),
+            lora_ids=None if self.loras is None else arrays["lora_ids"],
         )
 
 

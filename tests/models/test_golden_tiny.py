@@ -5,6 +5,7 @@ different sizes, and they decode together, so the paged path is what is compared
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +125,13 @@ def test_several_devices_give_the_same(
     check_float32(*load_golden(data_dir, name, "float32", "xla", num_devices, rules))
 
 
-def check_float32(model: PagedModel, cases: dict[int, dict[str, Any]]) -> None:
+def check_float32(
+    model: PagedModel,
+    cases: dict[int, dict[str, Any]],
+    chunk_sizes: Mapping[int, int] = CHUNK_SIZES,
+) -> None:
     prompts = {i: case["prompt_ids"] for i, case in cases.items()}
-    logits = prefill_in_chunks(model, prompts, CHUNK_SIZES)
+    logits = prefill_in_chunks(model, prompts, chunk_sizes)
     for i, case in cases.items():
         # 3.5e-5 is the largest difference seen between independent float32 implementations.
         np.testing.assert_allclose(logits[i], case["logits"], atol=1e-4, rtol=1e-5)
