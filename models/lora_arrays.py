@@ -96,8 +96,10 @@ class LoRAArrays:
             return b
         return np.repeat(b, self._copies, axis=1 + axes.index("kv_heads"))
 
-    def _sharding(self, axes: Mapping[str, int]) -> jax.sharding.Sharding | None:
-        return self._place((None, *axes))
+    def _sharding(self, axes: Mapping[str, int]) -> jax.sharding.Sharding:
+        # Named, as what is written comes back: or the second call would be compiled anew.
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        return self._place((None, *axes)) or here
 
 
 def _write(stack: LoRAStack, adapter: LoRAStack, first_row: jax.Array) -> LoRAStack:

@@ -16,7 +16,8 @@ from paged.scheduler.config import EngineConfig
 from paged.scheduler.engine import Engine
 from paged.scheduler.exporting import compile_artifact
 from paged.scheduler.params import ParameterError
-from tests.lora_files import linear_shapes, merge, write_adapter
+from tests.lora_files import linear_shapes, write_adapter
+from tests.scheduler.fakes import make_engine, spell
 
 PARAMS = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 NAMES = ("llama", "llama_lora", "llama_lora_rs")
@@ -114,10 +115,14 @@ def test_an_equal_prompt_hits_only_what_the_same_content_has_computed(llm, data_
 
 
 def test_samples_of_one_prompt_have_its_adapter(llm, data_dir):
+    """Each sample is what a request of its own with that seed gets."""
     lora, (case, _) = golden(data_dir, "llama_lora_rs")
-    params = dataclasses.replace(PARAMS, n=3)
-    samples = generate(llm, [case["prompt_ids"]], [lora], params)
-    assert samples == [case["greedy_ids"]] * 3
+    prompt = case["prompt_ids"]
+    params = SamplingParams(n=3, seed=5, top_k=20, max_tokens=12, ignore_eos=True)
+    alone = [dataclasses.replace(params, n=1, seed=5 + index) for index in range(3)]
+    expected = [generate(llm, [prompt], [lora], one)[0] for one in alone]
+    assert generate(llm, [prompt], [lora], params) == expected
+    assert generate(llm, [prompt], None, params) != expected
 
 
 def test_adapters_stay_when_the_parameters_change(llm, data_dir, tiny_model):
@@ -161,34 +166,6 @@ def run(engine: Engine, pairs, params) -> tuple[int, list[list[int]]]:
     return num_preempted, [tokens[str(index)] for index in range(len(pairs))]
 
 
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("phi3", {"rank": 4}),  # fused projections
-        ("qwen2", {"rank": 8, "use_rslora": True, "target": "self_attn"}),  # biases, a tied head
-    ],
-)
-def test_an_adapter_is_as_good_as_merged(data_dir, tiny_model, tmp_path, config, name, fields):
-    target = fields.pop("target", "")
-    model = tmp_path / "model"
-    shutil.copytree(tiny_model, model)  # for its tokenizer
-    shutil.copytree(data_dir / "golden" / "tiny" / name, model, dirs_exist_ok=True)
-    shapes = {m: s for m, s in linear_shapes(model).items() if target in m}
-    adapter = write_adapter(tmp_path / "adapter", shapes, scale=0.1, **fields)
-    prompts = [list(range(30, 42)), list(range(200, 230))]
-    settings = dataclasses.replace(
-        config, attention_backend="xla", linear_backend="xla", max_num_seqs=2
-    )
-    with LLM(str(model), config=settings, progress=False) as llm:
-        base = generate(llm, prompts, None)
-        adapted = generate(llm, prompts, LoRARequest("a", lora_path=str(adapter)))
-    merged = merge(model, adapter, tmp_path / "merged")
-    plain = dataclasses.replace(settings, enable_lora=False)
-    with LLM(str(merged), config=plain, progress=False) as llm:
-        assert generate(llm, prompts, None) == adapted
-    assert base != adapted
-
-
 def test_async_engine_lists_adapters_and_serves_them_at_once(tiny_model, config, data_dir):
     async def run() -> None:
         engine = await AsyncEngine.create(str(tiny_model), config, progress=False)
@@ -223,14 +200,16 @@ def test_async_engine_lists_adapters_and_serves_them_at_once(tiny_model, config,
     asyncio.run(run())
 
 
-def test_an_engine_without_adapters_says_so(tiny_model, tiny_config, data_dir):
+def test_an_engine_without_adapters_says_so(data_dir):
+    engine = make_engine(spell("no"))
+    with pytest.raises(ParameterError, match="needs an engine with enable_lora"):
+        engine.add_request("0", [5, 6], PARAMS, lora=golden(data_dir, "llama_lora")[0])
+
+
+def test_each_prompt_needs_an_adapter_or_none(llm, data_dir):
     lora, _ = golden(data_dir, "llama_lora")
-    config = dataclasses.replace(tiny_config, max_num_seqs=2, max_num_batched_tokens=2)
-    with LLM(str(tiny_model), config=config, progress=False) as llm:
-        with pytest.raises(ParameterError, match="needs an engine with enable_lora"):
-            llm.generate([5, 6], PARAMS, lora_request=lora, use_tqdm=False)
-        with pytest.raises(ValueError, match="Got 2 lora_requests for 1 prompts"):
-            llm.generate([5, 6], PARAMS, lora_request=[lora, None], use_tqdm=False)
+    with pytest.raises(ValueError, match="Got 2 lora_requests for 1 prompts"):
+        llm.generate([5, 6], PARAMS, lora_request=[lora, None], use_tqdm=False)
 
 
 def test_programs_with_adapters_are_not_exported(tiny_model, config, tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 from paged.models.adapter import read_adapter
+from paged.models.compilation import CompilationCounter
 from paged.models.config import ModelConfig
 from paged.models.forward import abstract_model
 from paged.models.layers import Linear, RMSNorm, project, project_gated
@@ -22,6 +23,7 @@ from paged.models.lora_layers import AdaptableModel
 from paged.models.tensor_parallel import TensorParallel
 from paged.models.weights import SafetensorsSource, load_params
 from paged.sharding import tensor_parallel_mesh
+from tests.lora_files import linear_shapes, merge, write_adapter
 from tests.models.helpers import RULES, PagedModel, prefill_in_chunks
 from tests.models.test_golden_tiny import check_float32
 from tests.models.test_layers import linear, pack_layer, random
@@ -104,6 +106,43 @@ def test_bfloat16_logits_stay_within_rounding_of_the_reference(data_dir, backend
     assert errors.mean() < 0.06
 
 
+@pytest.mark.parametrize(
+    ("name", "targets", "fields"),
+    [
+        ("phi3", "", {"rank": 4}),  # fused projections
+        ("qwen3", "q_proj o_proj up_proj", {"rank": 8, "use_rslora": True}),  # head norms
+    ],
+)
+def test_an_adapter_is_as_good_as_merged(data_dir, tmp_path, name, targets, fields):
+    """One program computes both: with the adapter, and with other weights and without it."""
+    folder = data_dir / "golden" / "tiny" / name
+    config = ModelConfig.from_hf(json.loads((folder / "config.json").read_text()))
+    shapes = {
+        m: s for m, s in linear_shapes(folder).items() if m.endswith(tuple(targets.split(" ")))
+    }
+    adapter = write_adapter(tmp_path / "adapter", shapes, scale=0.1, **fields)
+    merged = merge(folder, adapter, tmp_path / "merged")
+
+    def params(source: Path) -> nnx.State:
+        return load_params(config, SafetensorsSource(source), dtype="float32", progress=False)
+
+    adaptable = AdaptableModel.of(config)
+    arrays = LoRAArrays(adaptable.layers, max_loras=1, max_rank=MAX_RANK, dtype="float32")
+    read = read_adapter(str(adapter), adaptable, max_rank=MAX_RANK, dtype="float32")
+    assert len(read.layers) >= len(shapes) > 0
+    arrays.load(1, read.layers)
+    prompt = json.loads((folder / "expected.json").read_text())["cases"][1]["prompt_ids"]
+    prompts, sizes = {0: prompt, 1: prompt}, {0: 16, 1: 16}
+    model = PagedModel(
+        config, params(folder), dtype="float32", loras=arrays.stack, lora_slots=(0, 1)
+    )
+    base, adapted = prefill_in_chunks(model, prompts, sizes).values()
+    model.params, model.num_computed = params(merged), [0] * len(model.num_computed)
+    expected, _ = prefill_in_chunks(model, prompts, sizes).values()
+    np.testing.assert_allclose(adapted, expected, atol=1e-4, rtol=1e-5)
+    assert np.abs(base - expected).max() > 1
+
+
 def test_no_collective_is_added(data_dir):
     model, _ = load_golden(data_dir, "float32", "xla", 2)
     arguments = model.params, model.cache, model._batch({0: [5, 6]}), model.loras
@@ -184,8 +223,10 @@ def test_a_slot_is_written_without_the_others(data_dir):
     assert len(sizes) == 2 * 2 * 2  # a and b of two layers of each of two
     adapter = read_adapter(str(tiny / "llama_lora_rs"), adaptable, max_rank=8, dtype="float32")
     arrays.load(2, adapter.layers)
-    arrays.load(3, adapter.layers)
-    arrays.load(3, {})
+    with CompilationCounter() as compilations:
+        arrays.load(3, adapter.layers)
+        arrays.load(3, {})
+    assert compilations.count == 0
     for path, pair in arrays.stack.layers.items():
         for name in ("a", "b"):
             rows = np.asarray(getattr(pair, name))
