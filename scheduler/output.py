@@ -276,7 +276,8 @@ class StepStats:
 
     Attributes:
       num_running, num_waiting: requests after the step.
-      num_deferred: of those that wait, how many wait for a lower tier and not for room.
+      num_deferred: of those that wait, how many wait for a lower tier, or for a place for
+        their adapter, and not for room.
       kv_cache_usage: share of blocks that are referenced, 0 to 1.
       num_tokens: tokens computed in this step.
       num_prompt_tokens: prompt tokens of requests that finished their first prefill in this step.

@@ -96,7 +96,7 @@ class StatsBuilder:
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             kv_cache_usage=scheduler.kv_cache_usage,
-            num_deferred=scheduler.num_deferred,
+            num_deferred=scheduler.num_deferred + scheduler.loras.num_blocked,
             step_tokens=tuple(self._step_tokens),
             num_prompt_tokens=self._num_prompt,
             num_cached_prompt_tokens=self._num_cached,

@@ -206,7 +206,8 @@ class EngineMetrics:
         by_reason = Gauge(
             "vllm:num_requests_waiting_by_reason",
             "Requests that wait to be run; capacity: for a place in the batch or for blocks; "
-            "deferred: for a prefix on its way from host memory or disk.",
+            "deferred: for a prefix on its way from host memory or disk, or for a place for the "
+            "adapter.",
             (*_LABELS, "reason"),
             registry=self.registry,
         )

@@ -89,8 +89,8 @@ class ServedModels:
             try:
                 await self.load(module)
             except ApiError as error:
-                given = f"{module.name}={module.path}"
-                raise ValueError(f"--lora-modules {given}: {error.message}") from error
+                message = f"The adapter '{module.name}' cannot be served: {error.message}"
+                raise ValueError(message) from error
 
     async def load(self, module: LoRAModule, *, in_place: bool = False) -> None:
         """Read an adapter and serve it under its name.

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,19 +203,21 @@ def test_a_batch_file_may_name_adapters(url, adapters, tmp_path):
 
 def test_the_metric_names_the_adapters_of_running_requests(client):
     pattern = r'lora_requests_info\{max_lora="2",running_lora_adapters="(.*)",waiting_.*"\}'
+    body = {**question("lora", [1, 2, 3]), "max_tokens": 240, "stream": True}
 
     def running() -> str:
         found = re.search(pattern, client.get("/metrics").text)
         assert found is not None
         return found[1]
 
-    def wait_for(names: str) -> None:
-        end = time.monotonic() + 60
-        while running() != names:
-            assert time.monotonic() < end, running()
+    def running_amid_a_stream() -> str:
+        with client.stream("POST", "/v1/completions", json=body) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            names = running()
+            assert len(list(lines)) > 240
+            return names
 
-    body = {**question("lora", [1, 2, 3]), "max_tokens": 240, "stream": True}
-    with client.stream("POST", "/v1/completions", json=body) as stream:
-        next(stream.iter_lines())
-        wait_for("lora")
-    wait_for("")
+    # Several, as a busy machine may end a stream before it answers for the metrics.
+    assert "lora" in {running_amid_a_stream() for _ in range(5)}
+    assert running() == ""

@@ -121,11 +121,15 @@ def start(*modules: LoRAModule, refusal: Exception | None = None) -> None:
 
 def test_a_server_does_not_start_with_an_adapter_that_cannot_be_loaded():
     start(*MODULES)
-    with pytest.raises(ValueError, match="--lora-modules sql=/adapters/sql: There is nothing at"):
+    with pytest.raises(ValueError, match="adapter 'sql' cannot be served: There is nothing at"):
         start(*MODULES, refusal=AdapterNotFoundError("There is nothing at /adapters/sql."))
-    with pytest.raises(ValueError, match="--lora-modules sql=/b: The lora adapter 'sql' has alr"):
+    with pytest.raises(
+        ValueError, match="adapter 'sql' cannot be served: The lora adapter 'sql' has alr"
+    ):
         start(*MODULES, LoRAModule(name="sql", path="/b"))
-    with pytest.raises(ValueError, match="--lora-modules tiny=/b: The name 'tiny' is that of"):
+    with pytest.raises(
+        ValueError, match="adapter 'tiny' cannot be served: The name 'tiny' is that of"
+    ):
         start(LoRAModule(name="tiny", path="/b"))
 
 

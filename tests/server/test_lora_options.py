@@ -138,7 +138,7 @@ def test_an_adapter_that_cannot_be_loaded_is_one_line():
         ):
             pass
 
-    with pytest.raises(UserError, match="--lora-modules a=/a: nothing at /a"):
+    with pytest.raises(UserError, match="adapter 'a' cannot be served: nothing at /a"):
         asyncio.run(ask())
 
 
@@ -153,7 +153,9 @@ def test_a_server_that_cannot_load_its_adapter_ends_with_one_line_and_its_engine
         with reserve_port("127.0.0.1", 0) as listener:
             await serve_until_stopped(start, settings, listener, shutdown_timeout=1)
 
-    with pytest.raises(UserError, match="--lora-modules a=/a: It is an adapter of another model"):
+    with pytest.raises(
+        UserError, match="adapter 'a' cannot be served: It is an adapter of another model"
+    ):
         asyncio.run(serve())
     with pytest.raises(EngineDeadError):
         engine.check_health()
