@@ -41,10 +41,10 @@ def fill_wide_edits(rows: Sequence[WideRowEdits], layout: BatchLayout) -> WideEd
     edits = layout.empty_wide_edits()
     for row, fixed, forbidden in rows:
         if fixed.allowed is not None:
-            edits.allowed[row] = fixed.allowed  # type: ignore[index]
+            edits.allowed[row] = fixed.allowed
         if forbidden:
             forbid(edits.allowed[row], forbidden)  # type: ignore[arg-type]
         size = fixed.bias_ids.size
-        edits.bias_ids[row, :size] = fixed.bias_ids  # type: ignore[index]
-        edits.bias_values[row, :size] = fixed.bias_values  # type: ignore[index]
+        edits.bias_ids[row, :size] = fixed.bias_ids
+        edits.bias_values[row, :size] = fixed.bias_values
     return edits
