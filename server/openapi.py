@@ -18,6 +18,15 @@ DOCUMENT = web.AppKey("openapi_document", bytes)
 
 _REFERENCE = "#/components/schemas/{name}"
 
+# What requests may say instead of true and false, as the reference's may (`decode_body`).
+_FLAG = {
+    "anyOf": [
+        {"type": "boolean"},
+        {"enum": [0, 1]},
+        {"type": "string", "pattern": "^([01]|[tT][rR][uU][eE]|[fF][aA][lL][sS][eE])$"},
+    ]
+}
+
 
 async def show_document(request: web.Request) -> web.Response:
     """Return the description of all routes, OpenAPI 3.2."""
@@ -68,6 +77,22 @@ class _Schemas:
             self._structs, ref_template=_REFERENCE
         )
         self._references = dict(zip(self._structs, references, strict=True))
+        bodies = [struct for route in routes if route.body for struct in _members(route.body)]
+        self._widen_flags([self._references[struct] for struct in bodies], set())
+
+    def _widen_flags(self, node: Any, seen: set[str]) -> Any:
+        """Return a schema of requests with flags as they may be sent; components are changed."""
+        if isinstance(node, list):
+            return [self._widen_flags(inner, seen) for inner in node]
+        if not isinstance(node, dict):
+            return node
+        if node.get("type") == "boolean":
+            return {**_FLAG, **{name: value for name, value in node.items() if name != "type"}}
+        if isinstance(reference := node.get("$ref"), str) and reference not in seen:
+            seen.add(reference)
+            name = reference.rpartition("/")[2]
+            self.components[name] = self._widen_flags(self.components[name], seen)
+        return {name: self._widen_flags(value, seen) for name, value in node.items()}
 
     def of(self, kind: Any) -> dict[str, Any]:
         """Return the schema of a struct, or of a union of structs."""

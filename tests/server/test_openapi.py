@@ -108,3 +108,21 @@ def test_requests_of_the_tests_fit_their_schema_and_wrong_ones_do_not():
     check(BODIES[-1][1], schema, whole)
     with pytest.raises(jsonschema.ValidationError, match="messages"):
         check({"prompt": "a"}, schema, whole)
+
+
+@pytest.mark.parametrize(
+    "value", [True, False, 0, 1, "0", "1", "true", "FALSE", None, 2, "yes", []]
+)
+@pytest.mark.parametrize("name", ["echo", "stream_options"])
+def test_flags_are_described_as_they_are_taken(name, value):
+    whole = document()
+    schema = whole["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    fields = {"stream": True, "stream_options": {"include_usage": value}}
+    body = BODIES[-1][1] | (fields if name == "stream_options" else {name: value})
+
+    async def status(client: Client) -> int:
+        async with client.post(CHAT, json=body) as response:
+            return response.status
+
+    is_described = jsonschema.Draft202012Validator({**schema, **whole}).is_valid(body)
+    assert is_described == (with_server(status) == 200)
