@@ -26,7 +26,9 @@ from paged.server.bench_timeline import (
     peak_tokens_per_second,
 )
 from paged.server.cli_bench_dataset_options import dataset_settings
+from paged.server.cli_bench_serve_options import BACKENDS, DEFAULT_BASE_URL, ENDPOINTS
 from paged.server.cli_errors import UserError, user_errors
+from paged.server.cli_options import DEFAULT_PORT
 from paged.server.cli_settings import key_from_environment
 
 
@@ -63,11 +65,33 @@ class Measurement:
             raise UserError(f"none of {len(self.timelines)} requests succeeded: {first}")
 
 
+def resolve_server(args: argparse.Namespace) -> None:
+    """Set `base_url` from host and port, and `endpoint` from the backend, if those are given.
+
+    Raises: UserError if they contradict each other.
+    """
+    if args.host is not None or args.port is not None:
+        if args.base_url != DEFAULT_BASE_URL:
+            raise UserError(
+                "--host and --port take the place of --base-url; leave one of them out."
+            )
+        host = args.host or "127.0.0.1"
+        bracketed = f"[{host}]" if ":" in host else host
+        args.base_url = f"http://{bracketed}:{DEFAULT_PORT if args.port is None else args.port}"
+        args.host = args.port = None
+    if args.backend is not None:
+        endpoint = BACKENDS[args.backend]
+        if args.endpoint not in (ENDPOINTS[0], endpoint):
+            raise UserError(f"--backend {args.backend} is {endpoint}, not {args.endpoint}.")
+        args.endpoint = endpoint
+
+
 def measure(args: argparse.Namespace) -> Measurement:
-    """Send the load that the options of `serve` describe; sets `args.model` to the one asked for.
+    """Send the load that the options of `serve` describe; `args` then has what they stand for.
 
     Raises: UserError if the server or the prompts cannot be used.
     """
+    resolve_server(args)
     with user_errors():
         return asyncio.run(_measure(args))
 

@@ -16,9 +16,10 @@ from paged.server.cli_bench_values import (
     rate,
     seconds,
 )
-from paged.server.cli_options import DEFAULT_PORT, size
+from paged.server.cli_options import DEFAULT_PORT, port, size
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
+BACKENDS = {"openai": ENDPOINTS[0], "vllm": ENDPOINTS[0], "openai-chat": ENDPOINTS[1]}
 DEFAULT_BASE_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 
 
@@ -90,7 +91,22 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="address without the endpoint; a /v1 at its end is understood",
     )
+    group.add_argument(
+        "--host", metavar="HOST", help="its host, instead of --base-url (default: 127.0.0.1)"
+    )
+    group.add_argument(
+        "--port",
+        type=port,
+        metavar="PORT",
+        help=f"its port, instead of --base-url (default: {DEFAULT_PORT})",
+    )
     group.add_argument("--endpoint", choices=ENDPOINTS, default=ENDPOINTS[0], help="API to measure")
+    group.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        help="the same by the names of vllm bench: openai-chat is /v1/chat/completions, the others "
+        "are /v1/completions (default: as --endpoint says)",
+    )
     group.add_argument(
         "--model",
         metavar="NAME",

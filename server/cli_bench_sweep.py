@@ -65,6 +65,11 @@ def _check(args: argparse.Namespace) -> None:
         if names.count(name) > 1:
             raise UserError(f"{name} is varied twice; give all its values at once.")
     starts = args.serve_args is not None or args.vary_server
+    if starts and (args.host is not None or args.port is not None):
+        raise UserError(
+            "--host and --port name a running server, --serve-args and --vary-server start one; "
+            "leave one of them out."
+        )
     if starts and args.base_url != DEFAULT_BASE_URL:
         raise UserError(
             f"--base-url {args.base_url} names a running server, --serve-args and --vary-server "

@@ -225,7 +225,7 @@ def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int | N
         "--sampling-seed",
         type=int,
         metavar="N",
-        help="make the draw repeatable (default: another draw each time)",
+        help="make the draw repeatable (default: drawn from --seed)",
     )
     group.add_argument(
         "--stop",

@@ -29,6 +29,26 @@ _SIZES = tuple(float(1 << bits) for bits in range(16, 34, 2))  # bytes, 64 KiB t
 _BLOCKS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 _STAGES = ("waiting_to_start", "in_progress", "completed_waiting")
 
+type _TierCounter = tuple[str, str, Callable[[MediumStats], float]]
+
+_OF_ALL_TIERS: tuple[_TierCounter, ...] = (
+    ("chunk_queries", "Blocks that a tier was asked for.", lambda tier: tier.num_queries),
+    ("chunk_hits", "Blocks that a tier was asked for and had.", lambda tier: tier.num_found),
+)
+# What moves between the host and the device has metrics of its own.
+_BELOW_THE_HOST: tuple[_TierCounter, ...] = (
+    ("read_bytes", "Bytes read from a tier.", lambda tier: tier.reads.num_bytes),
+    ("read_time", "Seconds of reading from a tier.", lambda tier: tier.reads.seconds),
+    ("write_bytes", "Bytes written to a tier.", lambda tier: tier.writes.num_bytes),
+    ("write_time", "Seconds of writing to a tier.", lambda tier: tier.writes.seconds),
+    (
+        "promotion_job_failures",
+        "Reads from a tier that failed.",
+        lambda tier: tier.num_failed_reads,
+    ),
+    ("cascade_job_failures", "Writes to a tier that failed.", lambda tier: tier.num_failed_writes),
+)
+
 
 class TierMetrics(Collector):
     """The series of the tiers, in a registry.
@@ -76,7 +96,8 @@ class TierMetrics(Collector):
             GaugeMetricFamily,
             "num_requests_kv_fetch_by_stage",
             "Requests whose prefix is on its way to the device.",
-            {"stage": dict(zip(_STAGES, stats.load_stages, strict=True))},
+            dict(zip(_STAGES, stats.load_stages, strict=True)),
+            label="stage",
         )
 
     def _transfers(
@@ -101,53 +122,36 @@ class TierMetrics(Collector):
                 GaugeMetricFamily,
                 f"kv_offload_cpu_cache{name}_usage_perc",
                 f"Share of the host memory for KV blocks that {text}, 0 to 1.",
-                {"": {"": share}},
+                {"": share},
             )
 
     def _tiering(self, media: Mapping[str, MediumStats]) -> Iterator[Metric]:
-        def counter(name: str, text: str, value: Callable[[MediumStats], float]) -> Metric:
-            # Device memory and the host's are one copy; transfers below concern the disk.
-            of = (
-                media
-                if name.startswith("chunk")
-                else {k: v for k, v in media.items() if k != "host"}
-            )
-            values = {_TIER_NAMES[medium]: value(stats) for medium, stats in of.items()}
-            return self._family(
-                CounterMetricFamily, f"kv_offload_tiering_{name}", text, {"tier": values}
-            )
-
-        yield counter("chunk_queries", "Blocks that a tier was asked for.", lambda s: s.num_queries)
-        yield counter(
-            "chunk_hits", "Blocks that a tier was asked for and had.", lambda s: s.num_found
-        )
-        if "disk" not in media:
-            return
-        yield counter("read_bytes", "Bytes read from a tier.", lambda s: s.reads.num_bytes)
-        yield counter("read_time", "Seconds of reading from a tier.", lambda s: s.reads.seconds)
-        yield counter("write_bytes", "Bytes written to a tier.", lambda s: s.writes.num_bytes)
-        yield counter("write_time", "Seconds of writing to a tier.", lambda s: s.writes.seconds)
-        yield counter(
-            "promotion_job_failures", "Reads from a tier that failed.", lambda s: s.num_failed_reads
-        )
-        yield counter(
-            "cascade_job_failures", "Writes to a tier that failed.", lambda s: s.num_failed_writes
-        )
+        below_the_host = {name: stats for name, stats in media.items() if name != "host"}
+        for counters, shown in ((_OF_ALL_TIERS, media), (_BELOW_THE_HOST, below_the_host)):
+            for name, text, value in counters if shown else ():
+                yield self._family(
+                    CounterMetricFamily,
+                    f"kv_offload_tiering_{name}",
+                    text,
+                    {_TIER_NAMES[medium]: value(stats) for medium, stats in shown.items()},
+                    label="tier",
+                )
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
-        return self._family(CounterMetricFamily, name, text, {"": {"": value}})
+        return self._family(CounterMetricFamily, name, text, {"": value})
 
     def _family(
         self,
         kind: type[CounterMetricFamily | GaugeMetricFamily],
         name: str,
         text: str,
-        values: Mapping[str, Mapping[str, float]],
+        values: Mapping[str, float],
+        *,
+        label: str = "",
     ) -> Metric:
-        """Return a metric; `values` are those of its one label of its own, "" if it has none."""
-        ((label, by_value),) = values.items()
+        """Return a metric; `values` by the value of its own label, by "" if it has none."""
         family = kind(f"vllm:{name}", text, labels=[*self._labels, *filter(None, [label])])
-        for own, value in by_value.items():
+        for own, value in values.items():
             family.add_metric([*self._labels.values(), *filter(None, [own])], value)
         return family
 

@@ -636,3 +636,27 @@ def test_certificate_that_nobody_vouches_for_is_taken_if_asked_to(capsys, certif
     assert scripted(answer, *options, "--insecure", ssl_context=context)[0] == 0
     assert scripted(answer, *options, ssl_context=context)[0] == 1
     assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
+
+
+def test_server_by_host_and_port_and_api_by_backend(server, tmp_path):
+    file, number = tmp_path / "result.json", server.url.rpartition(":")[2]
+    options = [*SMALL, "--num-prompts=1", f"--json={file}", "--backend=openai-chat"]
+    assert main(["bench", "serve", "--host=127.0.0.1", f"--port={number}", *options]) == 0
+    result = json.loads(file.read_text())
+    assert (result["base_url"], result["endpoint"]) == (server.url, "/v1/chat/completions")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--base-url=http://a", "--port=1"], "--host and --port take the place of --base-url"),
+        (
+            ["--backend=vllm", "--endpoint=/v1/chat/completions"],
+            "--backend vllm is /v1/completions, not /v1/chat/completions.",
+        ),
+        (["--host=::1", "--port=1"], "no server answers at http://[::1]:1"),
+        (["--host=127.0.0.1", "--port=1"], "no server answers at http://127.0.0.1:1"),
+    ],
+)
+def test_servers_that_contradict_themselves_or_are_not_there_are_one_line(capsys, options, message):
+    assert message in failing(capsys, *options)

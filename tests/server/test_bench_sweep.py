@@ -186,3 +186,9 @@ def test_legend_of_several_series_stands_beside_the_drawing_and_names_them_escap
     for part in (several.partition("</ul>")[0], drawing):
         classes = re.findall(r'<path class="(line [^"]*)"', part)
         assert classes == [*(f"line c{i}" for i in range(5)), "line c0 dashed", "line c1 dashed"]
+
+
+def test_server_that_is_started_has_no_other_address(capsys):
+    command = ["bench", "sweep", "--vary", "request-rate=1", "--serve-args", "m", "--port=1"]
+    assert main(command) == 1
+    assert "--host and --port name a running server" in capsys.readouterr().err
