@@ -1,8 +1,9 @@
-"""`empty_array` and `drop_pages`: host memory of tensors on their way to the device."""
+"""Host memory of tensors on their way to the device: `empty_array`, `drop_pages`, `to_device`."""
 
 import math
 import mmap
 
+import jax
 import numpy as np
 
 from paged.native.huge_pages import allocate
@@ -37,3 +38,28 @@ def drop_pages(view: np.ndarray) -> None:
     start = view.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
     first_page = start - start % mmap.PAGESIZE
     owner.madvise(mmap.MADV_DONTNEED, first_page, start + view.nbytes - first_page)
+
+
+def to_device(values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Return an array on the devices, cast; each device's slice is read only for it.
+
+    Args:
+      values: a view of a file, or an array that the caller leaves to the device.
+      dtype: element type on the devices.
+      sharding: where it is to lie.
+    """
+
+    def device_slice(index: tuple[slice, ...] | None) -> np.ndarray:
+        part = values[index]
+        # On a CPU, JAX may keep a NumPy buffer instead of copying it. Weights must not be views of
+        # a file: it could be replaced under them.
+        if part.flags.writeable and part.dtype == dtype:
+            return part
+        private = empty_array(part.shape, dtype)
+        np.copyto(private, part, casting="unsafe")
+        return private
+
+    array = jax.make_array_from_callback(values.shape, sharding, device_slice)
+    # Waited for, or the buffers of many tensors would be in flight at once.
+    jax.block_until_ready(array)  # type: ignore[no-untyped-call]
+    return array

@@ -4,10 +4,9 @@ Tensors travel one by one, each cast on the way, so the host never holds the mod
 weights themselves, loading needs about the memory of the largest tensor.
 """
 
-import functools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ from tqdm import tqdm
 from paged.models.config import DTYPES, ModelConfig
 from paged.models.errors import CheckpointError
 from paged.models.forward import abstract_model, model_in_full
-from paged.models.host_memory import drop_pages, empty_array
+from paged.models.host_memory import drop_pages, to_device
 from paged.models.json_file import read_json
 from paged.models.quantization import QuantizedLayer, quantized_layers
-from paged.models.quantized.form import WeightForm
+from paged.models.quantized.quantizing import quantize_weight
 from paged.models.registry import ARCHITECTURES
 from paged.models.tensor_places import TensorPlace, match_tensors
 from paged.models.tensor_source import TensorSource
@@ -178,7 +177,7 @@ def load_params(
                 del values
             else:
                 values = heads.repeat(place.read(source), leaf)
-                arrays = {path: _to_device(values, leaf.dtype, places[path])}
+                arrays = {path: to_device(values, leaf.dtype, places[path])}
                 del values
             loaded |= arrays
             bar.update(sum(array.nbytes for array in arrays.values()))
@@ -193,11 +192,8 @@ def _quantize(
     layer: QuantizedLayer, values: np.ndarray, dtype: np.dtype, places: _Places
 ) -> dict[Any, jax.Array]:
     """Return the parts of a weight that is quantised on the device, by their paths."""
-    shardings = tuple((path[-1], place) for path, place in places.items())
-    array = _to_device(values, dtype, dict(shardings)["values"])
-    parts = _quantizer(layer.form, layer.num_output_axes, shardings)(array)
-    jax.block_until_ready(parts)  # type: ignore[no-untyped-call]
-    array.delete()
+    shardings = {path[-1]: place for path, place in places.items()}
+    parts = quantize_weight(layer.form, layer.num_output_axes, values, dtype, shardings)
     return {(*layer.path, part): value for part, value in parts.items()}
 
 
@@ -215,19 +211,8 @@ def _load_quantized(
     for path, where in places.items():
         leaf = wanted[path]
         values = heads.repeat(parts[path[-1]].reshape(heads.stored_shape(leaf)), leaf)
-        arrays[path] = _to_device(values, leaf.dtype, where)
+        arrays[path] = to_device(values, leaf.dtype, where)
     return arrays
-
-
-@functools.lru_cache
-def _quantizer(
-    form: WeightForm,
-    num_output_axes: int,
-    shardings: tuple[tuple[str, jax.sharding.Sharding], ...],
-) -> Callable[[jax.Array], dict[str, jax.Array]]:
-    """Return the compiled function from a weight to its parts; kept, as weights share shapes."""
-    quantize = functools.partial(form.quantize, num_output_axes=num_output_axes)
-    return jax.jit(quantize, out_shardings=dict(shardings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,23 +240,6 @@ class _KvHeads:
     def _axis(self, leaf: Any) -> int | None:
         axes: tuple[str | None, ...] = leaf.get_metadata("out_sharding")
         return axes.index("kv_heads") if "kv_heads" in axes else None
-
-
-def _to_device(values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding) -> jax.Array:
-    def device_slice(index: tuple[slice, ...] | None) -> np.ndarray:
-        part = values[index]
-        # On a CPU, JAX may keep a NumPy buffer instead of copying it. Weights must not be views of
-        # a file: it could be replaced under them.
-        if part.flags.writeable and part.dtype == dtype:
-            return part
-        private = empty_array(part.shape, dtype)
-        np.copyto(private, part, casting="unsafe")
-        return private
-
-    array = jax.make_array_from_callback(values.shape, sharding, device_slice)
-    # Waited for, or the buffers of many tensors would be in flight at once.
-    jax.block_until_ready(array)  # type: ignore[no-untyped-call]
-    return array
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,8 @@ def test_sizes_that_do_not_split_a_quantised_checkpoint_are_left_out():
         {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32}}
     )
     shape = {"hidden_size": 256, "intermediate_size": 192, "num_q_heads": 8, "num_kv_heads": 8}
-    model = dataclasses.replace(QWEN_7B, quantization=awq, head_dim=32, **shape)
+    shape |= {"head_dim": 32, "layer_windows": ()}
+    model = dataclasses.replace(QWEN_7B, quantization=awq, num_layers=2, **shape)
     assert {one.num_gpus for one in plan_for(model, "h100").fits} == {1, 2}
     with pytest.raises(ValueError, match=r"size=4 does not split .*down_proj as it"):
         plan_for(model, "h100", tensor_parallel_size=4)
