@@ -205,7 +205,10 @@ class BatchLayout:
         parts: list[Array | np.ndarray] = []
         for name, shape in other._row_fields():
             kept = fields[name][: shape[0]]
-            parts += [kept.ravel(), padding[name][kept.shape[0] :].ravel()]
+            parts.append(kept.ravel())
+            # Without empty ones: XLA crashes on them in a program of several devices (0.11.2).
+            if kept.shape[0] < shape[0]:
+                parts.append(padding[name][kept.shape[0] :].ravel())
         return jnp.concatenate(parts)
 
     def unpack_sampled_rows(self, rows: Array) -> Array:

@@ -195,8 +195,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "DeepseekV3ForCausalLM": Architecture(
         DecoderLM,
         _DEEPSEEK,
-        "DeepSeek V3, R1; Moonlight, Kimi K2",
-        "latent attention, experts chosen by sigmoids with a bias, shared experts; not in FP8",
+        "DeepSeek V3, R1; Moonlight, Kimi K2 (with a tokenizer.json)",
+        "latent attention, experts chosen by sigmoids with a bias, shared experts",
         stack_experts,
     ),
     "Gemma2ForCausalLM": Architecture(

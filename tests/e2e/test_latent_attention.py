@@ -83,8 +83,8 @@ def test_two_devices_generate_the_golden_each_with_the_whole_cache(
     model: Path, golden: list[dict], tiny_config: EngineConfig
 ):
     split = {"attention_backend": "xla", "linear_backend": "xla", "tensor_parallel_size": 2}
-    one_shape = {"max_num_seqs": 8, "max_num_batched_tokens": 8, "compilation_cache_dir": None}
-    engine = load(model, tiny_config, **one_shape, **split).engine
+    two_shapes = {"max_num_batched_tokens": 16, "compilation_cache_dir": None}
+    engine = load(model, tiny_config, **two_shapes, **split).engine
     prompts = {str(i): case["prompt_ids"] for i, case in enumerate(golden)}
     found, _ = run(engine, prompts)
     held = engine.runner._kv_cache.layers[0].addressable_shards[0].data.shape

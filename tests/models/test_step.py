@@ -12,8 +12,11 @@ from paged.kv_cache import KVCacheSpec, allocate_kv_cache
 from paged.models.executables import ExecutableStore
 from paged.models.layers import Embed
 from paged.models.packing import BatchLayout, sampling_row
+from paged.models.programs import ProgramSource
 from paged.models.sampling import mask_words
+from paged.models.sharded_programs import ShardedPrograms
 from paged.models.step import compile_greedy, compile_resize, compile_sample
+from paged.sharding import replicated, tensor_parallel_mesh
 
 VOCAB_SIZE, HIDDEN_SIZE, NUM_ROWS = 150, 24, 5
 LAYOUT = BatchLayout(
@@ -87,15 +90,21 @@ def test_the_greedy_program_does_not_know_the_sampler(embed: Embed) -> None:
         assert word not in text, word
 
 
+@pytest.mark.parametrize("num_devices", [1, 2])
 @pytest.mark.parametrize("num_seqs", [3, 8, 11])
 def test_rows_between_the_programs_are_cut_or_padded_to_another_number(
-    embed: Embed, num_seqs: int
+    embed: Embed, num_seqs: int, num_devices: int
 ) -> None:
     head, head_params = nnx.split(embed)
     rng = np.random.default_rng(2)
     packed = rng.integers(0, 100, LAYOUT.size).astype(np.int32)
     hidden = hidden_rows(embed)
-    resize = compile_resize(ExecutableStore(None), head, head_params, LAYOUT, num_seqs=num_seqs)
+    store: ProgramSource = ExecutableStore(None)
+    if num_devices > 1:
+        mesh = tensor_parallel_mesh(num_devices)
+        store = ShardedPrograms(mesh, store)
+        hidden = jax.device_put(hidden, replicated(mesh))
+    resize = compile_resize(store, head, head_params, LAYOUT, num_seqs=num_seqs)
     got_hidden, got_rows = resize(hidden, packed[: LAYOUT.rows_size])
 
     kept = min(num_seqs, LAYOUT.num_seqs)
