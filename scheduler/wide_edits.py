@@ -43,7 +43,7 @@ def fill_wide_edits(rows: Sequence[WideRowEdits], layout: BatchLayout) -> WideEd
         if fixed.allowed is not None:
             edits.allowed[row] = fixed.allowed
         if forbidden:
-            forbid(edits.allowed[row], forbidden)
+            forbid(edits.allowed[row], forbidden)  # type: ignore[arg-type]
         size = fixed.bias_ids.size
         edits.bias_ids[row, :size] = fixed.bias_ids
         edits.bias_values[row, :size] = fixed.bias_values
