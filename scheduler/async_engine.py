@@ -22,17 +22,17 @@ from paged.scheduler.cache_events import CacheEvent
 from paged.scheduler.config import EngineConfig, StepLimits
 from paged.scheduler.deltas import Delta, join
 from paged.scheduler.engine import Engine
-from paged.scheduler.errors import EngineDeadError, QueueFullError, SlowConsumerError
+from paged.scheduler.errors import EngineDeadError, QueueFullError
 from paged.scheduler.loading import LoadedEngine, load_engine
 from paged.scheduler.lora_request import LoRARequest
-from paged.scheduler.mailbox import Mailbox
+from paged.scheduler.mailroom import Mailroom
 from paged.scheduler.output import FinishReason, RequestOutput, StepStats
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import CacheMode, Request
 from paged.scheduler.snapshot import EngineSnapshot
 from paged.scheduler.startup import Phase
 from paged.scheduler.tiers.figures import TierStats
-from paged.scheduler.weight_update import IN_FLIGHT, InFlight, WaitingUpdate
+from paged.scheduler.weight_update import IN_FLIGHT, InFlight, WeightUpdates
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +62,12 @@ class AsyncEngine:
         self._loaded = loaded
         self._engine: Engine = loaded.engine
         self._stall_seconds = stall_seconds
-        self._max_backlog = max_backlog
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._mailboxes: dict[str, Mailbox] = {}
+        self._mailroom = Mailroom(max_backlog, self.abort)
         self._listeners: list[Callable[[StepStats], None]] = []
         self._answers: set[asyncio.Future[Any]] = set()
-        self._waiting_update: WaitingUpdate | None = None
+        self._updates = WeightUpdates(self._update_now, self._abort_all)
         self._cache_events = CacheEventRelay(
             self._engine.scheduler.pool.events, on_engine=self._inbox.put, on_loop=self._call_loop
         )
@@ -79,8 +78,6 @@ class AsyncEngine:
         self._failure: BaseException | None = None
         self._step_started: float | None = None
         self._last_stats = StepStats(num_running=0, num_waiting=0, kv_cache_usage=0.0)
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @classmethod
     async def create(
@@ -141,7 +138,7 @@ class AsyncEngine:
     @property
     def num_unfinished(self) -> int:
         """Requests whose outputs are not all delivered."""
-        return len(self._mailboxes)
+        return len(self._mailroom)
 
     def tier_stats(self) -> TierStats | None:
         """Return figures of the memory below the device, None if there is none."""
@@ -219,7 +216,9 @@ class AsyncEngine:
         self.check_health()
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._answers.add(answer)
-        self._inbox.put(lambda: self._update(params, in_flight, answer))
+        self._inbox.put(
+            lambda: self._updates.update(params, in_flight, lambda why: self._resolve(answer, why))
+        )
         try:
             await answer
         finally:
@@ -301,12 +300,8 @@ class AsyncEngine:
         """
         self._check_accepting(params.n)
         request_id = request_id or uuid.uuid4().hex
-        if request_id in self._mailboxes:
-            raise ValueError(f"Request {request_id!r} is not finished yet; use another request_id.")
         arrival_time = time.monotonic()
-        mailbox = Mailbox(params.n)
-        self._mailboxes[request_id] = mailbox
-        self._idle.clear()
+        mailbox = self._mailroom.open(request_id, params.n)
         finished = False
         try:
             requests = self._engine.processor.process(
@@ -335,15 +330,13 @@ class AsyncEngine:
                 else:
                     await mailbox.arrival()
         finally:
-            del self._mailboxes[request_id]
-            if not self._mailboxes:
-                self._idle.set()
+            self._mailroom.close(request_id)
             if not finished:
                 self.abort(request_id)
 
     def abort(self, request_id: str) -> None:
         """End a request by id and free its blocks within one step; unknown ids are ignored."""
-        mailbox = self._mailboxes.get(request_id)
+        mailbox = self._mailroom.get(request_id)
         if mailbox is not None:
             mailbox.is_aborted = True
         self._inbox.put(lambda: self._abort(request_id))
@@ -369,11 +362,11 @@ class AsyncEngine:
         """Refuse new requests and wait until the present ones end, at most `timeout_seconds`."""
         self._draining = True
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_seconds)
+            await asyncio.wait_for(self._mailroom.idle.wait(), timeout_seconds)
         except TimeoutError:
             logger.warning(
                 "Stopping with %d unfinished requests after %.0f s of draining.",
-                len(self._mailboxes),
+                len(self._mailroom),
                 timeout_seconds,
             )
 
@@ -400,7 +393,7 @@ class AsyncEngine:
         can_run = self._last_stats.num_running
         if not self._last_stats.num_waiting:
             can_run = StepLimits.of(self.config).max_num_seqs
-        present = sum(box.num_samples for box in self._mailboxes.values())
+        present = self._mailroom.num_samples
         if present + num_new > can_run + limit:
             raise QueueFullError(
                 f"{max(present - can_run, 0)} requests are waiting and "
@@ -432,7 +425,7 @@ class AsyncEngine:
                 if self._stopping:
                     return
                 if not self._engine.has_unfinished:
-                    self._apply_waiting_update()
+                    self._updates.apply_waiting()
                     continue
                 self._step_started = time.monotonic()
                 deltas, stats = self._engine.step_deltas()
@@ -462,7 +455,7 @@ class AsyncEngine:
 
     def _take_inbox(self) -> None:
         """Run the queued commands; wait for one if there is nothing else to do."""
-        if not self._engine.has_unfinished and self._waiting_update is None:
+        if not self._engine.has_unfinished and not self._updates.is_waiting:
             self._inbox.get()()
         while True:
             try:
@@ -473,17 +466,14 @@ class AsyncEngine:
 
     def _add(self, requests: Sequence[Request], prompt: str | None, stream: bool) -> None:
         add = functools.partial(self._add_now, requests, prompt, stream)
-        if self._waiting_update is not None:
-            self._waiting_update.hold(requests[0].parent_id, add)
-        else:
-            add()
+        self._updates.add(requests[0].parent_id, add)
 
     def _add_now(self, requests: Sequence[Request], prompt: str | None, stream: bool) -> None:
         try:
             self._engine.add_processed(requests, prompt, stream=stream)
         except ValueError as error:  # this request's fault alone: the others go on
             refusal, request_id = error, requests[0].parent_id
-            self._call_loop(lambda: self._refuse(request_id, refusal))
+            self._call_loop(lambda: self._mailroom.refuse(request_id, refusal))
 
     def _answer[T](self, answer: asyncio.Future[T], function: Callable[[], T]) -> None:
         """Run a caller's function; one that fails leaves the engine in no state to go on."""
@@ -491,33 +481,14 @@ class AsyncEngine:
         self._cache_events.hand_over()
         self._call_loop(lambda: None if answer.done() else answer.set_result(result))
 
-    def _update(self, params: Any, in_flight: InFlight, answer: asyncio.Future[None]) -> None:
-        if self._waiting_update is not None:
-            busy = ValueError("Another update_params(in_flight='wait') waits; await it first.")
-            self._resolve(answer, busy)
-            return
-
-        def apply() -> None:
-            refusal: ValueError | None = None
-            try:
-                self._engine.update_params(params)
-            except ValueError as error:  # before anything has changed
-                refusal = error
+    def _update_now(self, params: Any) -> None:
+        try:
+            self._engine.update_params(params)
+        finally:
             self._cache_events.hand_over()
-            self._resolve(answer, refusal)
 
-        if in_flight == "wait":
-            self._waiting_update = WaitingUpdate(apply)
-            return
-        if in_flight == "abort":
-            self._hand_over(self._engine.abort_all_deltas(), self._engine.take_stats())
-        apply()
-
-    def _apply_waiting_update(self) -> None:
-        """Change the parameters if that waited for the requests before it, which have ended."""
-        waiting, self._waiting_update = self._waiting_update, None
-        if waiting is not None:
-            waiting.apply()
+    def _abort_all(self) -> None:
+        self._hand_over(self._engine.abort_all_deltas(), self._engine.take_stats())
 
     def _resolve(self, answer: asyncio.Future[None], error: Exception | None) -> None:
         def resolve() -> None:  # on the event loop
@@ -531,8 +502,7 @@ class AsyncEngine:
         self._call_loop(resolve)
 
     def _abort(self, request_id: str) -> None:
-        if self._waiting_update is not None:
-            self._waiting_update.let_go(request_id)
+        self._updates.let_go(request_id)
         deltas = self._engine.abort_deltas([request_id])
         if deltas:
             self._hand_over(deltas, self._engine.take_stats())
@@ -548,39 +518,13 @@ class AsyncEngine:
     def _deliver(self, deltas: list[Delta], stats: StepStats) -> None:
         """Sort a step's deltas into mailboxes (on the event loop)."""
         self._last_stats = stats
-        mailboxes = self._mailboxes
-        for delta in deltas:
-            mailbox = mailboxes.get(delta.parent.request_id)
-            if mailbox is not None:
-                mailbox.deltas.append(delta)
-                if len(mailbox.deltas) > self._max_backlog:
-                    self._give_up(delta.parent.request_id, mailbox)
-                mailbox.wake()
+        self._mailroom.deliver(deltas)
         for listener in self._listeners:
             listener(stats)
 
-    def _give_up(self, request_id: str, mailbox: Mailbox) -> None:
-        """End a request whose consumer is too far behind, and forget what it has not taken."""
-        error = SlowConsumerError(
-            f"The client was more than {self._max_backlog} tokens behind and its request was ended."
-        )
-        if mailbox.error is None:
-            logger.warning("Request %s: %s", request_id, error)
-            mailbox.error = error
-            self.abort(request_id)
-        mailbox.deltas.clear()
-
-    def _refuse(self, request_id: str, error: Exception) -> None:
-        """Let a consumer know that its request was not queued (on the event loop)."""
-        mailbox = self._mailboxes.get(request_id)
-        if mailbox is not None:
-            mailbox.error = error
-            mailbox.wake()
-
     def _wake_everyone(self) -> None:
         """Let every consumer find out that the engine is gone (on the event loop)."""
-        for mailbox in self._mailboxes.values():
-            mailbox.wake()
+        self._mailroom.wake_everyone()
         for answer in self._answers:
             if not answer.done():
                 answer.set_exception(self._dead())

@@ -1,9 +1,11 @@
-"""`PrefixStats`: what the prefix caches were asked for and what they had, by where it lay."""
+"""`PrefixStats`: what the prefix caches were asked for, and had; `HitCounter` counts it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.request import Request
+from paged.scheduler.restoring import Restorer
 
 
 @dataclass(slots=True)
@@ -40,3 +42,34 @@ class PrefixStats:
         self.external_queries += request.num_tokens - (request.num_cached_tokens - num_restored)
         for medium, num_tokens in restored.items():
             self.external_hits[medium] = self.external_hits.get(medium, 0) + num_tokens
+
+
+class HitCounter:
+    """Counts requests when they are first scheduled (mutable).
+
+    Args:
+      pool: knows what was evicted; nothing counts if it does not cache.
+      restorer: knows what came from lower tiers.
+    """
+
+    def __init__(self, pool: BlockPool, restorer: Restorer) -> None:
+        self._pool = pool
+        self._restorer = restorer
+        self._stats = PrefixStats()
+
+    def count(self, request: Request) -> None:
+        """Note what a request found, in it and here; call once, as it later hits its own work."""
+        request.num_cached_tokens = request.num_computed_tokens
+        if not self._pool.enable_caching:
+            return
+        restored = self._restorer.take_media(request)
+        request.restored_tokens = restored or {}
+        self._stats.count(request, restored)
+        block_size = self._pool.block_size
+        missed = request.block_hashes[request.num_cached_tokens // block_size :]
+        self._stats.evicted += self._pool.evicted.count_leading(missed) * block_size
+
+    def take(self) -> PrefixStats:
+        """Return the counts since the last call."""
+        taken, self._stats = self._stats, PrefixStats()
+        return taken

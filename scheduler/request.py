@@ -172,6 +172,13 @@ class Request:
         return self.num_prompt_tokens + len(self.output_token_ids)
 
     @property
+    def must_wait_for_sample(self) -> bool:
+        """Whether it cannot go on before its sample in flight is known."""
+        # The first: that sample is its last.
+        is_last = self.num_tokens + self.num_in_flight >= self.max_num_tokens
+        return is_last or self.needs_known_tokens
+
+    @property
     def scores_prompt(self) -> bool:
         """Whether the steps that compute its prompt have to score the prompt's tokens, too."""
         return self.params.prompt_logprobs is not None and not self.output_token_ids

@@ -21,7 +21,7 @@ from paged.scheduler.output import FinishReason, ModelRunnerOutput, SchedulerOut
 from paged.scheduler.pins import PrefixPins
 from paged.scheduler.prefill_limits import PartialPrefills, PrefillLimits, check_limits
 from paged.scheduler.prefix_cache import PrefixHasher
-from paged.scheduler.prefix_stats import PrefixStats
+from paged.scheduler.prefix_stats import HitCounter, PrefixStats
 from paged.scheduler.request import Request, RequestStatus
 from paged.scheduler.request_book import RequestBook
 from paged.scheduler.request_queue import make_request_queue, urgency
@@ -113,7 +113,7 @@ class Scheduler:
         )
         self._leaders = SampleLeaders(is_needed=not pool.enable_caching)
         self._pins = PrefixPins(pool, reserve=self._kv.num_blocks_for(max_model_len), clock=clock)
-        self._prefix_stats = PrefixStats()
+        self._hits = HitCounter(pool, self._restorer)
         self._intake = SampleIntake(
             self._kv, pool, self._pins, finish=self.finish, max_model_len=max_model_len
         )
@@ -320,8 +320,7 @@ class Scheduler:
 
         Each request counts once, when it is first scheduled; nothing counts if caching is off.
         """
-        taken, self._prefix_stats = self._prefix_stats, PrefixStats()
-        return taken
+        return self._hits.take()
 
     def take_block_residencies(self) -> tuple[BlockResidency, ...]:
         """Return the stays of followed blocks that have ended since the last call."""
@@ -370,7 +369,7 @@ class Scheduler:
         if request.status is not RequestStatus.RUNNING:
             return  # lost its blocks to one before it
         num_tokens = request.num_tokens + request.num_in_flight - request.num_computed_tokens
-        if num_tokens <= 0 or (request.num_in_flight and _must_wait_for_sample(request)):
+        if num_tokens <= 0 or (request.num_in_flight and request.must_wait_for_sample):
             return
         num_tokens = step.clip(num_tokens)
         while not self._kv.extend(request, num_tokens):
@@ -474,7 +473,8 @@ class Scheduler:
         """Make a request that holds blocks a running one and schedule its first tokens."""
         self._book.start(request)
         if request.num_cached_tokens < 0:
-            self._record_first_scheduling(request)
+            self._hits.count(request)
+            request.scheduled_time = self._clock()
         self._leaders.on_start(request)
         step.add(request, num_tokens)
 
@@ -489,18 +489,6 @@ class Scheduler:
         self._start(request, step, num_tokens)
         return True
 
-    def _record_first_scheduling(self, request: Request) -> None:
-        """Count the prefix hit, once per request: after a preemption it would hit its own work."""
-        request.num_cached_tokens = request.num_computed_tokens
-        request.scheduled_time = self._clock()
-        if self.pool.enable_caching:
-            restored = self._restorer.take_media(request)
-            request.restored_tokens = restored or {}
-            self._prefix_stats.count(request, restored)
-            block_size = self.pool.block_size
-            missed = request.block_hashes[request.num_cached_tokens // block_size :]
-            self._prefix_stats.evicted += self.pool.evicted.count_leading(missed) * block_size
-
     def _check_not_stuck(self, head: Request) -> None:
         """Raise if nothing that is under way can ever make room for the head of the queue."""
         if head.num_in_flight or self._restorer.num_loading:
@@ -513,10 +501,3 @@ class Scheduler:
             f"{self.max_model_len} does not fit into the pool, which check_fits must refuse at "
             "start-up, or blocks have leaked."
         )
-
-
-def _must_wait_for_sample(request: Request) -> bool:
-    """Say whether a request with a sample in flight cannot go on before it is known."""
-    num_tokens = request.num_tokens + request.num_in_flight
-    # The first: that sample is its last.
-    return num_tokens >= request.max_num_tokens or request.needs_known_tokens
