@@ -31,7 +31,7 @@ from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import CacheMode, Request
 from paged.scheduler.snapshot import EngineSnapshot
 from paged.scheduler.startup import Phase
-from paged.scheduler.weight_update import IN_FLIGHT, InFlight, WaitingUpdate
+from paged.scheduler.weight_update import IN_FLIGHT, InFlight, WeightUpdates
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class AsyncEngine:
         self._mailboxes: dict[str, Mailbox] = {}
         self._listeners: list[Callable[[StepStats], None]] = []
         self._answers: set[asyncio.Future[Any]] = set()
-        self._waiting_update: WaitingUpdate | None = None
+        self._updates = WeightUpdates(self._update_now, self._abort_all)
         self._cache_events = CacheEventRelay(
             self._engine.scheduler.pool.events, on_engine=self._inbox.put, on_loop=self._call_loop
         )
@@ -214,7 +214,9 @@ class AsyncEngine:
         self.check_health()
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._answers.add(answer)
-        self._inbox.put(lambda: self._update(params, in_flight, answer))
+        self._inbox.put(
+            lambda: self._updates.update(params, in_flight, lambda why: self._resolve(answer, why))
+        )
         try:
             await answer
         finally:
@@ -427,7 +429,7 @@ class AsyncEngine:
                 if self._stopping:
                     return
                 if not self._engine.has_unfinished:
-                    self._apply_waiting_update()
+                    self._updates.apply_waiting()
                     continue
                 self._step_started = time.monotonic()
                 deltas, stats = self._engine.step_deltas()
@@ -446,7 +448,7 @@ class AsyncEngine:
 
     def _take_inbox(self) -> None:
         """Run the queued commands; wait for one if there is nothing else to do."""
-        if not self._engine.has_unfinished and self._waiting_update is None:
+        if not self._engine.has_unfinished and not self._updates.is_waiting:
             self._inbox.get()()
         while True:
             try:
@@ -457,10 +459,7 @@ class AsyncEngine:
 
     def _add(self, requests: Sequence[Request], prompt: str | None, stream: bool) -> None:
         add = functools.partial(self._add_now, requests, prompt, stream)
-        if self._waiting_update is not None:
-            self._waiting_update.hold(requests[0].parent_id, add)
-        else:
-            add()
+        self._updates.add(requests[0].parent_id, add)
 
     def _add_now(self, requests: Sequence[Request], prompt: str | None, stream: bool) -> None:
         try:
@@ -475,33 +474,14 @@ class AsyncEngine:
         self._cache_events.hand_over()
         self._call_loop(lambda: None if answer.done() else answer.set_result(result))
 
-    def _update(self, params: Any, in_flight: InFlight, answer: asyncio.Future[None]) -> None:
-        if self._waiting_update is not None:
-            busy = ValueError("Another update_params(in_flight='wait') waits; await it first.")
-            self._resolve(answer, busy)
-            return
-
-        def apply() -> None:
-            refusal: ValueError | None = None
-            try:
-                self._engine.update_params(params)
-            except ValueError as error:  # before anything has changed
-                refusal = error
+    def _update_now(self, params: Any) -> None:
+        try:
+            self._engine.update_params(params)
+        finally:
             self._cache_events.hand_over()
-            self._resolve(answer, refusal)
 
-        if in_flight == "wait":
-            self._waiting_update = WaitingUpdate(apply)
-            return
-        if in_flight == "abort":
-            self._hand_over(self._engine.abort_all_deltas(), self._engine.take_stats())
-        apply()
-
-    def _apply_waiting_update(self) -> None:
-        """Change the parameters if that waited for the requests before it, which have ended."""
-        waiting, self._waiting_update = self._waiting_update, None
-        if waiting is not None:
-            waiting.apply()
+    def _abort_all(self) -> None:
+        self._hand_over(self._engine.abort_all_deltas(), self._engine.take_stats())
 
     def _resolve(self, answer: asyncio.Future[None], error: Exception | None) -> None:
         def resolve() -> None:  # on the event loop
@@ -515,8 +495,7 @@ class AsyncEngine:
         self._call_loop(resolve)
 
     def _abort(self, request_id: str) -> None:
-        if self._waiting_update is not None:
-            self._waiting_update.let_go(request_id)
+        self._updates.let_go(request_id)
         deltas = self._engine.abort_deltas([request_id])
         if deltas:
             self._hand_over(deltas, self._engine.take_stats())

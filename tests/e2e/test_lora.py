@@ -28,7 +28,7 @@ def config(tiny_config: EngineConfig) -> EngineConfig:
     return dataclasses.replace(
         tiny_config,
         max_num_seqs=8,
-        max_num_batched_tokens=16,
+        max_num_batched_tokens=8,  # one shape of a step
         enable_lora=True,
         max_loras=2,
         max_lora_rank=8,
