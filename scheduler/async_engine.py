@@ -22,10 +22,10 @@ from paged.scheduler.cache_events import CacheEvent
 from paged.scheduler.config import EngineConfig, StepLimits
 from paged.scheduler.deltas import Delta, join
 from paged.scheduler.engine import Engine
-from paged.scheduler.errors import EngineDeadError, QueueFullError, SlowConsumerError
+from paged.scheduler.errors import EngineDeadError, QueueFullError
 from paged.scheduler.loading import LoadedEngine, load_engine
 from paged.scheduler.lora_request import LoRARequest
-from paged.scheduler.mailbox import Mailbox
+from paged.scheduler.mailroom import Mailroom
 from paged.scheduler.output import RequestOutput, StepStats
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.request import CacheMode, Request
@@ -61,10 +61,9 @@ class AsyncEngine:
         self._loaded = loaded
         self._engine: Engine = loaded.engine
         self._stall_seconds = stall_seconds
-        self._max_backlog = max_backlog
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._mailboxes: dict[str, Mailbox] = {}
+        self._mailroom = Mailroom(max_backlog, self.abort)
         self._listeners: list[Callable[[StepStats], None]] = []
         self._answers: set[asyncio.Future[Any]] = set()
         self._updates = WeightUpdates(self._update_now, self._abort_all)
@@ -78,8 +77,6 @@ class AsyncEngine:
         self._failure: BaseException | None = None
         self._step_started: float | None = None
         self._last_stats = StepStats(num_running=0, num_waiting=0, kv_cache_usage=0.0)
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @classmethod
     async def create(
@@ -140,7 +137,7 @@ class AsyncEngine:
     @property
     def num_unfinished(self) -> int:
         """Requests whose outputs are not all delivered."""
-        return len(self._mailboxes)
+        return len(self._mailroom)
 
     def start(self) -> None:
         """Start the engine thread; call on the event loop that will consume the outputs."""
@@ -298,12 +295,8 @@ class AsyncEngine:
         """
         self._check_accepting(params.n)
         request_id = request_id or uuid.uuid4().hex
-        if request_id in self._mailboxes:
-            raise ValueError(f"Request {request_id!r} is not finished yet; use another request_id.")
         arrival_time = time.monotonic()
-        mailbox = Mailbox(params.n)
-        self._mailboxes[request_id] = mailbox
-        self._idle.clear()
+        mailbox = self._mailroom.open(request_id, params.n)
         finished = False
         try:
             requests = self._engine.processor.process(
@@ -332,15 +325,13 @@ class AsyncEngine:
                 else:
                     await mailbox.arrival()
         finally:
-            del self._mailboxes[request_id]
-            if not self._mailboxes:
-                self._idle.set()
+            self._mailroom.close(request_id)
             if not finished:
                 self.abort(request_id)
 
     def abort(self, request_id: str) -> None:
         """End a request by id and free its blocks within one step; unknown ids are ignored."""
-        mailbox = self._mailboxes.get(request_id)
+        mailbox = self._mailroom.get(request_id)
         if mailbox is not None:
             mailbox.is_aborted = True
         self._inbox.put(lambda: self._abort(request_id))
@@ -366,11 +357,11 @@ class AsyncEngine:
         """Refuse new requests and wait until the present ones end, at most `timeout_seconds`."""
         self._draining = True
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_seconds)
+            await asyncio.wait_for(self._mailroom.idle.wait(), timeout_seconds)
         except TimeoutError:
             logger.warning(
                 "Stopping with %d unfinished requests after %.0f s of draining.",
-                len(self._mailboxes),
+                len(self._mailroom),
                 timeout_seconds,
             )
 
@@ -397,7 +388,7 @@ class AsyncEngine:
         can_run = self._last_stats.num_running
         if not self._last_stats.num_waiting:
             can_run = StepLimits.of(self.config).max_num_seqs
-        present = sum(box.num_samples for box in self._mailboxes.values())
+        present = self._mailroom.num_samples
         if present + num_new > can_run + limit:
             raise QueueFullError(
                 f"{max(present - can_run, 0)} requests are waiting and "
@@ -466,7 +457,7 @@ class AsyncEngine:
             self._engine.add_processed(requests, prompt, stream=stream)
         except ValueError as error:  # this request's fault alone: the others go on
             refusal, request_id = error, requests[0].parent_id
-            self._call_loop(lambda: self._refuse(request_id, refusal))
+            self._call_loop(lambda: self._mailroom.refuse(request_id, refusal))
 
     def _answer[T](self, answer: asyncio.Future[T], function: Callable[[], T]) -> None:
         """Run a caller's function; one that fails leaves the engine in no state to go on."""
@@ -511,39 +502,13 @@ class AsyncEngine:
     def _deliver(self, deltas: list[Delta], stats: StepStats) -> None:
         """Sort a step's deltas into mailboxes (on the event loop)."""
         self._last_stats = stats
-        mailboxes = self._mailboxes
-        for delta in deltas:
-            mailbox = mailboxes.get(delta.parent.request_id)
-            if mailbox is not None:
-                mailbox.deltas.append(delta)
-                if len(mailbox.deltas) > self._max_backlog:
-                    self._give_up(delta.parent.request_id, mailbox)
-                mailbox.wake()
+        self._mailroom.deliver(deltas)
         for listener in self._listeners:
             listener(stats)
 
-    def _give_up(self, request_id: str, mailbox: Mailbox) -> None:
-        """End a request whose consumer is too far behind, and forget what it has not taken."""
-        error = SlowConsumerError(
-            f"The client was more than {self._max_backlog} tokens behind and its request was ended."
-        )
-        if mailbox.error is None:
-            logger.warning("Request %s: %s", request_id, error)
-            mailbox.error = error
-            self.abort(request_id)
-        mailbox.deltas.clear()
-
-    def _refuse(self, request_id: str, error: Exception) -> None:
-        """Let a consumer know that its request was not queued (on the event loop)."""
-        mailbox = self._mailboxes.get(request_id)
-        if mailbox is not None:
-            mailbox.error = error
-            mailbox.wake()
-
     def _wake_everyone(self) -> None:
         """Let every consumer find out that the engine is gone (on the event loop)."""
-        for mailbox in self._mailboxes.values():
-            mailbox.wake()
+        self._mailroom.wake_everyone()
         for answer in self._answers:
             if not answer.done():
                 answer.set_exception(self._dead())
