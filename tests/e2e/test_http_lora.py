@@ -217,7 +217,7 @@ def test_the_metric_names_the_adapters_of_running_requests(client):
             lines = stream.iter_lines()
             next(lines)
             names = running()
-            assert len(list(lines)) > 240
+            assert "data: [DONE]" in list(lines)
             return names
 
     # Several, as a busy machine may end a stream before it answers for the metrics.
