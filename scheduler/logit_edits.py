@@ -41,13 +41,13 @@ class LogitEdits:
     """Logit edits of one request.
 
     Attributes:
-      fixed: (token id, value) pairs of every step.
+      fixed: (token id, value) pairs of every step; none on the long way.
       bad_words: token sequences that must not be completed.
       held_back: stop ids forbidden until `min_tokens` tokens exist.
       min_tokens: as in the sampling parameters.
       only_edits: every token that is not in `fixed` is forbidden (an allow-list).
-      wide: what `fixed` and the bad words of one token are on the long way; None: the edits fit
-        into every step's packed array.
+      wide: what holds at every step, on the long way; None: the edits fit into every step's packed
+        array.
     """
 
     fixed: tuple[tuple[int, float], ...] = ()
@@ -77,7 +77,7 @@ class LogitEdits:
     def at(
         self, output_token_ids: Sequence[int], num_in_flight: int = 0
     ) -> list[tuple[int, float]]:
-        """Return the edits of the next step; forbidding ones last.
+        """Return the edits of the next step, on the short way; forbidding ones last.
 
         Args:
           output_token_ids: the output that the host knows.
@@ -140,14 +140,14 @@ def make_logit_edits(
         raise ParameterError(
             "logit_bias", f"{len(bias)} ids", f"must have at most {MAX_LOGIT_BIASES} token ids"
         )
-    if allowed is None:
-        fixed = tuple(bias.items())
-    else:
-        fixed = tuple((token_id, bias.get(token_id, 0.0)) for token_id in allowed)
     held_back = tuple(dict.fromkeys(stop_ids)) if params.min_tokens else ()
-    if not (fixed or bad_words or held_back):
+    num_fixed = len(bias if allowed is None else allowed)
+    if not (num_fixed or bad_words or held_back):
         return None
-    is_wide = len(fixed) + len(bad_words) + len(held_back) > MAX_PACKED_EDITS
+    is_wide = num_fixed + len(bad_words) + len(held_back) > MAX_PACKED_EDITS
+    fixed: tuple[tuple[int, float], ...] = ()
+    if not is_wide:
+        fixed = tuple(bias.items() if allowed is None else ((i, bias.get(i, 0.0)) for i in allowed))
     return LogitEdits(
         fixed=fixed,
         bad_words=tuple(tuple(word) for word in bad_words),

@@ -103,7 +103,7 @@ def test_bad_value_names_its_field(path, fields, param):
         ({"stop_token_ids": [1] * 1025}, "body.stop_token_ids"),
         ({"logit_bias": [1, 2]}, "body.logit_bias"),
         ({"logit_bias": {"1": "x"}}, "body.logit_bias"),
-        ({"bad_words": ["x"] * 129}, "body.bad_words"),
+        ({"bad_words": ["x"] * 1025}, "body.bad_words"),
         ({"cache_salt": ""}, "body.cache_salt"),
         ({"cache_salt": 3}, "body.cache_salt"),
         ({"response_format": "json"}, "body.response_format"),
@@ -365,7 +365,7 @@ def test_full_queue_is_429_with_retry_after(path, streamed):
 
 
 def test_engine_s_parameter_errors_are_the_client_s():
-    engine = FakeEngine(refuse=ParameterError("logit_bias", 65, "may change at most 64 ids"))
+    engine = FakeEngine(refuse=ParameterError("logit_bias", 65, "may have at most 64 ids"))
     assert error_of(COMPLETIONS, PROMPT, engine)["param"] == "logit_bias"
 
 
