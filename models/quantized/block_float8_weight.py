@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -43,7 +44,8 @@ class BlockFloat8Form:
         # Inputs without weights have the scale 0; anything is divided by 1 instead.
         values = grouped / jnp.where(scales == 0, 1, scales)[..., None]
         values = jnp.clip(values, -FLOAT8_MAX, FLOAT8_MAX).astype(FLOAT8)
-        return {"values": values.reshape(matrix.shape), "scales": scales.T}
+        as_bytes = jax.lax.bitcast_convert_type(values.reshape(matrix.shape), jnp.uint8)
+        return {"values": as_bytes, "scales": scales.T}
 
     def axes(
         self, axes: tuple[str, ...], num_output_axes: int
@@ -70,7 +72,8 @@ class BlockFloat8Weight(nnx.Module):
     """See `BlockFloat8Form`.
 
     Attributes:
-      values: float8_e4m3fn `[num_outputs, num_inputs]`.
+      values: the bytes of float8_e4m3fn, uint8 `[num_outputs, num_inputs]`: XLA:CPU slices no
+        float8, and would copy all weights of a stack to take one.
       scales: float32 `[num_blocks, num_outputs]`.
     """
 
@@ -105,5 +108,6 @@ class BlockFloat8Weight(nnx.Module):
 def _widen(values: Array, scales: Array) -> Array:
     """Return the float32 weight `[num_outputs, num_inputs]`."""
     num_blocks, num_outputs = scales.shape
-    grouped = values.reshape(num_outputs, num_blocks, -1).astype(jnp.float32)
+    floats = jax.lax.bitcast_convert_type(values, FLOAT8).astype(jnp.float32)
+    grouped = floats.reshape(num_outputs, num_blocks, -1)
     return (grouped * scales.T[..., None]).reshape(num_outputs, -1)

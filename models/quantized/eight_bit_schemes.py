@@ -95,7 +95,7 @@ class BlockFloat8Scheme:
         weight, scales = tensors["weight"], tensors[self.scale_name].astype(np.float32)
         by_output = scales.reshape(-1, weight.shape[1] // self.block_inputs).T
         by_output = np.repeat(by_output, self.block_outputs, axis=1)
-        return {"values": weight, "scales": by_output[:, : len(weight)]}
+        return {"values": weight.view(np.uint8), "scales": by_output[:, : len(weight)]}
 
 
 @dataclass(frozen=True, slots=True)

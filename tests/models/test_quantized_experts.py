@@ -22,7 +22,12 @@ from paged.models.config import ModelConfig
 from paged.models.errors import CheckpointError
 from paged.models.forward import abstract_model, dense_logits
 from paged.models.linear_packing import pack_linear_layers
-from paged.models.moe import ExpertLinear
+from paged.models.moe import ExpertLinear, Experts
+from paged.models.moe_config import ExpertsConfig
+from paged.models.quantized.block_float8_weight import BlockFloat8Form
+from paged.models.quantized.form import WeightForm, store
+from paged.models.quantized.grouped_weight import GroupedForm
+from paged.models.quantized.stacked_form import StackedForm
 from paged.models.stored_weight import values_of
 from paged.models.tensor_parallel import TensorParallel
 from paged.models.weights import SafetensorsSource, load_params
@@ -214,7 +219,7 @@ def test_logits_are_those_of_the_weights_in_full(checkpoints, name: str, layout:
         for path, leaf in nnx.to_flat_state(state)
         if "experts" in path and path[-1] == "values"
     }
-    assert stored == {"float8_e4m3fn" if layout.startswith("float8") else "uint8"}
+    assert stored == {"float8_e4m3fn" if layout == "float8" else "uint8"}
 
 
 @pytest.mark.parametrize(
@@ -307,3 +312,24 @@ def test_experts_take_the_memory_of_their_codes(checkpoints):
     )
     experts = 2 * 4 * 3 * 64 * 64
     assert weights == experts / 2 + experts / GROUP_SIZE * 5  # codes; a scale and a zero point
+
+
+@pytest.mark.parametrize(
+    "form",
+    [GroupedForm(4, 128, has_zeros=True), BlockFloat8Form(128, rounds_activations=True)],
+    ids=lambda form: type(form).__name__,
+)
+def test_no_stack_is_copied_or_widened_as_a_whole(form: WeightForm):
+    experts = Experts(256, ExpertsConfig(64, 4, 256), dtype="bfloat16", rngs=nnx.Rngs(0))
+    for layer in (experts.gate_proj, experts.up_proj, experts.down_proj):
+        layer.weight = store(layer.weight, StackedForm(form), 2)
+
+    @jax.jit
+    def run(experts, rows, chosen, scales, num_rows):
+        return experts(rows, chosen, scales, num_rows)
+
+    rows, chosen = jnp.zeros((8, 256), jnp.bfloat16), jnp.zeros((8, 4), jnp.int32)
+    arguments = (experts, rows, chosen, jnp.zeros((8, 4)), jnp.array([8], jnp.int32))
+    memory = run.lower(*arguments).compile().memory_analysis()
+    one_stack = experts.up_proj.weight.values[...].nbytes
+    assert memory.temp_size_in_bytes < one_stack / 2

@@ -222,7 +222,8 @@ def test_a_weight_in_full_is_rounded_to_float8_by_blocks_of_inputs(block_size: i
     weight = np.random.default_rng(12).standard_normal((6, 4, NUM_INPUTS)).astype(np.float32)
     parts = BlockFloat8Scheme(1, block_size).form.quantize(jnp.asarray(weight), 2)
     scales = np.repeat(np.asarray(parts["scales"]).T, block_size, axis=1)
-    error = np.abs(np.asarray(parts["values"], np.float32) * scales - weight.reshape(24, -1))
+    values = np.asarray(parts["values"]).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    error = np.abs(values * scales - weight.reshape(24, -1))
     # Half a step of e4m3, whose numbers have four digits; the smallest are multiples of 2 ** -9.
     assert (error <= np.abs(weight.reshape(24, -1)) / 16 + scales * 2.0**-10).all()
 
