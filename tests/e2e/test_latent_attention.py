@@ -79,6 +79,7 @@ def test_tokens_equal_the_golden_in_chunks_from_caches_and_after_preemption(
     engine.close()
 
 
+@pytest.mark.slow
 def test_two_devices_generate_the_golden_each_with_the_whole_cache(
     model: Path, golden: list[dict], tiny_config: EngineConfig
 ):

@@ -166,7 +166,7 @@ def test_bfloat16_logits_stay_within_rounding_of_the_reference(
 
 
 # Slow are those that differ from others only in what float32 shows as well.
-SLOW_IN_BFLOAT16 = ("deepseek_v2_lite", "deepseek_v3_plain")
+SLOW_IN_BFLOAT16 = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3_plain")
 
 
 @pytest.mark.parametrize(
