@@ -93,11 +93,6 @@ def test_gpt_oss_alternates_windows_and_has_sinks_and_biases(data_dir: Path):
         ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func='softmax'.* of 'sigmoid'"),
         ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq=2: this routing"),
         ("deepseek_v3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim=7 is odd; rotary embedding"),
-        (
-            "deepseek_v3",
-            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
-            "scales for blocks of weights, as DeepSeek's",
-        ),
     ],
 )
 def test_what_is_not_implemented_is_named(
@@ -164,13 +159,6 @@ def test_impossible_deepseek_configs_are_refused(
 ):
     with pytest.raises(CheckpointError, match=message):
         read(data_dir, "deepseek_v3", **changes)
-
-
-def test_experts_that_a_checkpoint_has_in_few_bits_are_refused(data_dir: Path):
-    awq = json.loads((data_dir / "golden" / "tiny" / "llama_awq" / "config.json").read_text())
-    config = read(data_dir, "mixtral", quantization_config=awq["quantization_config"])
-    with pytest.raises(UnsupportedModelError, match=r"stored by awq .*only weights in full"):
-        abstract_model(config, dtype="bfloat16")
 
 
 def test_other_experts_become_int8_and_mxfp4_stays(data_dir: Path):

@@ -107,12 +107,12 @@ def float8(weight: np.ndarray) -> Quantised:
     return tensors, values.astype(np.float32) * np.float32(scale)
 
 
-def float8_blocks(weight: np.ndarray) -> Quantised:
-    """Blocks of 48 outputs, of which the last is cut short, and 32 inputs."""
-    scales = np.zeros((-(-len(weight) // 48), weight.shape[1] // GROUP_SIZE), np.float32)
+def float8_blocks(weight: np.ndarray, num_inputs: int = GROUP_SIZE) -> Quantised:
+    """Blocks of 48 outputs, of which the last is cut short, and of some inputs."""
+    scales = np.zeros((-(-len(weight) // 48), weight.shape[1] // num_inputs), np.float32)
     values, back = np.zeros(weight.shape, ml_dtypes.float8_e4m3fn), np.zeros_like(weight)
     for i, j in np.ndindex(scales.shape):
-        block = (slice(48 * i, 48 * (i + 1)), slice(GROUP_SIZE * j, GROUP_SIZE * (j + 1)))
+        block = (slice(48 * i, 48 * (i + 1)), slice(num_inputs * j, num_inputs * (j + 1)))
         scales[i, j] = np.abs(weight[block]).max() / 448
         values[block] = weight[block] / scales[i, j]
         back[block] = values[block].astype(np.float32) * scales[i, j]
@@ -122,6 +122,8 @@ def float8_blocks(weight: np.ndarray) -> Quantised:
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP_SIZE}
 FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor"}
 BLOCKS = FLOAT8 | {"strategy": "block", "block_structure": [48, GROUP_SIZE]}
+# The small one has attention outputs that are no multiple of 32.
+SMALL_BLOCKS = BLOCKS | {"block_structure": [48, 16]}
 
 
 def compressed(weights: dict[str, Any], layout: str) -> dict[str, Any]:
@@ -141,11 +143,15 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], Quantised]]] = {
     "w4a16": (compressed(INT4, "pack-quantized"), packed),
     "float8": (compressed(FLOAT8, "float-quantized"), float8),
     "float8_blocks": (compressed(BLOCKS, "float-quantized"), float8_blocks),
+    "float8_small_blocks": (
+        compressed(SMALL_BLOCKS, "float-quantized"),
+        functools.partial(float8_blocks, num_inputs=16),
+    ),
 }
 
 
 def is_quantised(name: str) -> bool:
-    return name.endswith("proj.weight") or ".experts." in name
+    return name.endswith(("proj.weight", "proj_with_mqa.weight")) or ".experts." in name
 
 
 @pytest.fixture
@@ -207,6 +213,7 @@ def logits_of(
         ("mixtral", "w4a16"),
         ("mixtral", "float8"),
         ("qwen3_moe", "float8_blocks"),
+        ("deepseek_v3_plain", "float8_small_blocks"),
     ],
 )
 def test_logits_are_those_of_the_weights_in_full(checkpoints, name: str, layout: str):
