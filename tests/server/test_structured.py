@@ -53,6 +53,20 @@ def constraint_of(path: str, fields: dict) -> StructuredOutputs | None:
             {"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}},
             {"regex": "a"},
         ),
+        (
+            {
+                "response_format": {"type": "json_object"},
+                "structured_outputs": {"disable_any_whitespace": True},
+            },
+            {"json_object": True, "disable_any_whitespace": True},
+        ),
+        (
+            {
+                "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+                "structured_outputs": {"json": {"type": "null"}, "whitespace_pattern": " ?"},
+            },
+            {"json": SCHEMA, "whitespace_pattern": " ?"},
+        ),
         ({"guided_json": SCHEMA}, {"json": SCHEMA}),
         ({"guided_regex": "a+"}, {"regex": "a+"}),
         ({"guided_choice": ["a", "b"]}, {"choice": ("a", "b")}),
