@@ -122,12 +122,12 @@ def build_parser() -> CommandParser:
 
     serve = _add_command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API")
     add_server_options(serve)
-    add_lora_module_option(serve)
     add_observability_options(serve)
     add_network_options(serve)
     add_limit_options(serve)
     add_answer_options(serve)
     add_engine_options(serve, log_level="info")
+    add_lora_module_option(serve)
 
     chat = _add_command(commands, "chat", "chat with a model in the terminal")
     chat.add_argument("--system-prompt", metavar="TEXT", help="instructions for the model")
@@ -158,10 +158,10 @@ def build_parser() -> CommandParser:
         commands, "run-batch", "answer the requests of a batch file", required="-i FILE -o FILE "
     )
     add_batch_options(run_batch)
-    add_lora_module_option(run_batch)
     add_client_options(run_batch)
     # As above; many requests are there at once, so the limit on sequences stays.
     add_engine_options(run_batch, log_level="warning", prefix_cache_policy="lookahead")
+    add_lora_module_option(run_batch)
 
     compile_command = _add_command(
         commands,

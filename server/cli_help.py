@@ -24,6 +24,12 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
             return text
         return f"{text} (default: {_shown(action).replace('%', '%%')})"
 
+    def _format_action(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse._SubParsersAction):
+            # Only what there is to choose from: the usage says what the place is called.
+            return "".join(map(self._format_action, action._get_subactions()))
+        return super()._format_action(action)
+
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
         blocks = text.strip("\n").split("\n\n")

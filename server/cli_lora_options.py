@@ -54,7 +54,7 @@ def _checked(text: str, module: _Module) -> LoRAModule:
 
 def add_lora_options(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:
     """Add how much room there is for adapters."""
-    group = parser.add_argument_group("LoRA adapters", "docs/serving.md says what they cost.")
+    group = _group(parser)
     group.add_argument(
         "--enable-lora",
         action=argparse.BooleanOptionalAction,
@@ -103,7 +103,7 @@ def add_lora_options(parser: argparse.ArgumentParser, defaults: EngineConfig) ->
 
 def add_lora_module_option(parser: argparse.ArgumentParser) -> None:
     """Add which adapters are served from the start."""
-    parser.add_argument(
+    _group(parser).add_argument(
         "--lora-modules",
         type=lora_module,
         nargs="+",
@@ -118,4 +118,13 @@ def add_lora_path_option(parser: argparse.ArgumentParser) -> None:
     """Add the adapter of a command that has one model."""
     parser.add_argument(
         "--lora", dest="lora", type=lora_path, metavar="DIR", help="adapter to answer with"
+    )
+
+
+def _group(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
+    """Return the one group of a command's options about adapters."""
+    title = "LoRA adapters"
+    made = (group for group in parser._action_groups if group.title == title)
+    return next(made, None) or parser.add_argument_group(
+        title, "docs/serving.md says what they cost."
     )
