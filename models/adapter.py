@@ -21,6 +21,7 @@ from paged.models.errors import (
 )
 from paged.models.json_file import read_json
 from paged.models.lora_layers import AdaptableModel, LoRALayer
+from paged.models.text_part import TEXT_PARTS, language_name
 from paged.models.weights import SafetensorsSource
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -74,6 +75,8 @@ def read_adapter(path: str, model: AdaptableModel, *, max_rank: int, dtype: str)
         matrices = _modules(path, config, {name: source.read(name) for name in source.names()})
     except CheckpointError as error:
         raise AdapterNotFoundError(f"LoRA adapter {path}: {error}") from None
+    if model.architecture in TEXT_PARTS:
+        matrices = {language_name(module): pair for module, pair in matrices.items()}
     known = _checked_modules(path, model, list(matrices))
     layers: dict[str, AdapterMatrices] = {}
     for module, (a, b) in matrices.items():

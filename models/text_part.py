@@ -125,7 +125,7 @@ def text_tensors(source: TensorSource) -> TensorSource:
         if _OTHER_PARTS.match(name):
             others.append(name)
         else:
-            names[_renamed(name)] = name
+            names[language_name(name)] = name
     if others:
         parts = sorted({match[1] for name in others if (match := _OTHER_PARTS.match(name))})
         logger.info("Text only: %d tensors of %s are left out.", len(others), " and ".join(parts))
@@ -155,7 +155,8 @@ class _Renamed:
         self._source.close()
 
 
-def _renamed(name: str) -> str:
+def language_name(name: str) -> str:
+    """Return what a tensor or module of a multimodal model's language part is called alone."""
     for prefix, own in _RENAMED:
         if name.startswith(prefix):
             return own + name.removeprefix(prefix)
@@ -177,6 +178,6 @@ def _renamed_modules(quantization: Mapping[str, Any]) -> dict[str, Any]:
     for key in _LISTS_OF_MODULES:
         if isinstance(values.get(key), list | tuple):
             values[key] = [
-                _renamed(name) if isinstance(name, str) else name for name in values[key]
+                language_name(name) if isinstance(name, str) else name for name in values[key]
             ]
     return values

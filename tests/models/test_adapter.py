@@ -253,6 +253,15 @@ def test_what_hides_behind_a_name_of_the_hub_is_fetched(llama, monkeypatch):
         read_adapter("nobody/nothing", llama, max_rank=8, dtype="float32")
 
 
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model.", "model."])
+def test_names_in_a_multimodal_model_are_those_of_its_language_model(data_dir, tmp_path, prefix):
+    model = adaptable(data_dir, "qwen2_vl")
+    layer = next(layer for layer in model.layers if layer.module == Q_PROJ)
+    module = Q_PROJ.replace("model.", prefix, 1)
+    folder = write_adapter(tmp_path, {module: (layer.num_outputs, layer.num_inputs)})
+    assert list(read(folder, model).layers) == [layer.path]
+
+
 def test_layers_of_quantised_models_are_the_same(data_dir, llama):
     quantised = adaptable(data_dir, "llama_gptq_sym").layers
     assert [dataclasses.astuple(layer) for layer in quantised] == [

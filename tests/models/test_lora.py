@@ -110,7 +110,17 @@ def test_bfloat16_logits_stay_within_rounding_of_the_reference(data_dir, backend
     ("name", "targets", "fields"),
     [
         ("phi3", "", {"rank": 4}),  # fused projections
-        ("qwen3", "q_proj o_proj up_proj", {"rank": 8, "use_rslora": True}),  # head norms
+        pytest.param(  # head norms
+            "qwen3",
+            "q_proj o_proj up_proj",
+            {"rank": 8, "use_rslora": True},
+            marks=pytest.mark.slow,
+        ),
+        (  # latent attention, and a shared expert
+            "deepseek_v2",
+            "self_attn.q_a_proj self_attn.q_b_proj self_attn.o_proj shared_experts.down_proj",
+            {"rank": 4},
+        ),
     ],
 )
 def test_an_adapter_is_as_good_as_merged(data_dir, tmp_path, name, targets, fields):
