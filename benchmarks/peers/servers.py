@@ -1,12 +1,13 @@
 """Competitors behind HTTP: a server under load, and a server that is started for every job."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,16 +35,16 @@ class HttpServer:
     """
 
     def __init__(self, start: StartServer, *, timeout: float) -> None:
-        port = _free_port()
-        started = time.perf_counter()
-        self._url = f"http://127.0.0.1:{port}"
-        self._process = start(port)
-        try:
-            self._model = _wait_for_token(self._process, self._url, timeout)
-        except BaseException:
-            self._process.kill()
-            raise
-        seconds = time.perf_counter() - started
+        with _reserved_port() as port:
+            started = time.perf_counter()
+            self._url = f"http://127.0.0.1:{port}"
+            self._process = start(port)
+            try:
+                self._model = _wait_for_token(self._process, self._url, timeout)
+            except BaseException:
+                self._process.kill()
+                raise
+            seconds = time.perf_counter() - started
         self.description: dict[str, Any] = {"load_seconds": seconds}
 
     def run(self, job: Job) -> Outcome:
@@ -85,14 +86,14 @@ class ServerStart:
 
     def run(self, job: Job) -> Outcome:
         """Start the server; the job's prompts do not matter. Raises: CompetitorError."""
-        port = _free_port()
-        started = time.perf_counter()
-        self._process = process = self._start(port)
-        try:
-            _wait_for_token(process, f"http://127.0.0.1:{port}", self._timeout)
-            return Outcome(time.perf_counter() - started, [job.output_len] * len(job.prompts))
-        finally:
-            process.terminate(_STOP_SECONDS)
+        with _reserved_port() as port:
+            started = time.perf_counter()
+            self._process = process = self._start(port)
+            try:
+                _wait_for_token(process, f"http://127.0.0.1:{port}", self._timeout)
+                return Outcome(time.perf_counter() - started, [job.output_len] * len(job.prompts))
+            finally:
+                process.terminate(_STOP_SECONDS)
 
     def sessions(self) -> list[int]:
         return [] if self._process is None else [self._process.child.pid]
@@ -101,11 +102,15 @@ class ServerStart:
         pass
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
+@contextlib.contextmanager
+def _reserved_port() -> Iterator[int]:
+    """Yield a port that nobody gets by chance; a server that asks for its number does."""
+    with socket.socket() as holder:
+        # Servers set one or the other before they bind.
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            holder.setsockopt(socket.SOL_SOCKET, option, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def _wait_for_token(process: Process, url: str, timeout: float) -> str:

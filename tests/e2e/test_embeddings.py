@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 def embed(url: str, prompts: list[list[int]], **fields) -> np.ndarray:
     """Return the vectors, `[num_prompts, hidden_size]`."""
-    response = httpx.post(f"{url}/v1/embeddings", json={"input": prompts, **fields}, timeout=60)
+    response = httpx.post(f"{url}/v1/embeddings", json={"input": prompts, **fields}, timeout=200)
     assert response.status_code == 200, response.text
     return np.array([item["embedding"] for item in response.json()["data"]])
 
@@ -40,7 +40,7 @@ def test_vectors_and_texts_share_steps(tiny_url):
     prompt = [3 + i * 11 % 250 for i in range(40)]
     alone = embed(tiny_url, [prompt])
     body = {"prompt": prompt, "max_tokens": 100, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{tiny_url}/v1/completions", json=body, timeout=60) as stream:
+    with httpx.stream("POST", f"{tiny_url}/v1/completions", json=body, timeout=200) as stream:
         events = stream.iter_lines()
         next(events)  # it runs
         np.testing.assert_allclose(embed(tiny_url, [prompt]), alone, atol=1e-5)

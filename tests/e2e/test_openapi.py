@@ -47,7 +47,7 @@ def run_schemathesis(url: str, folder: Path, *options: str) -> int:
 
 def num_answered(url: str) -> float:
     """Return how many samples have ended by themselves or by their limit."""
-    page = httpx.get(f"{url}/metrics").text
+    page = httpx.get(f"{url}/metrics", timeout=200).text
     found = re.findall(
         r'^vllm:request_success_total.*reason="(?:stop|length)".* (\S+)$', page, re.M
     )
@@ -66,5 +66,5 @@ def test_2000_generated_requests_find_nothing_wrong(tiny_url, tmp_path):
 
 
 def test_the_document_names_every_route(tiny_url):
-    paths = httpx.get(f"{tiny_url}/openapi.json").json()["paths"]
+    paths = httpx.get(f"{tiny_url}/openapi.json", timeout=200).json()["paths"]
     assert {"/v1/completions", "/v1/chat/completions", "/load", "/ping"} <= set(paths)

@@ -56,7 +56,7 @@ class Page:
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
 
-    def until(self, condition: Callable[[], Any], seconds: float = 30) -> Any:
+    def until(self, condition: Callable[[], Any], seconds: float = 200) -> Any:
         """Wait until something holds, and return what it gave."""
         end = time.monotonic() + seconds
         while not (result := condition()):
@@ -150,7 +150,9 @@ def load(url: str, count: int) -> Iterator[threading.Event]:
     body = {"messages": [{"role": "user", "content": "Once. " * 40}], "max_tokens": 1000}
 
     def ask() -> None:
-        with httpx.stream("POST", f"{url}/{CHAT}", json=body | {"stream": True}, timeout=60) as got:
+        with httpx.stream(
+            "POST", f"{url}/{CHAT}", json=body | {"stream": True}, timeout=200
+        ) as got:
             assert got.status_code == 200, got.read()
             for _ in got.iter_lines():
                 if over.is_set():
@@ -183,7 +185,7 @@ def small_url(tiny_model: Path) -> Iterator[str]:
 
 
 def state_of(url: str) -> dict[str, Any]:
-    return httpx.get(f"{url}/engine/state").json()
+    return httpx.get(f"{url}/engine/state", timeout=200).json()
 
 
 def test_a_model_answers_and_leaves_blocks_behind(driver, small_url):
@@ -198,7 +200,7 @@ def test_a_model_answers_and_leaves_blocks_behind(driver, small_url):
         "temperature": 0,
         "max_tokens": 20,
     }
-    usage = httpx.post(f"{small_url}/{CHAT}", json=body, timeout=60).json()["usage"]
+    usage = httpx.post(f"{small_url}/{CHAT}", json=body, timeout=200).json()["usage"]
     assert page.number("[data-figure=tokens] b") == usage["completion_tokens"]
     assert page.number("[data-figure=prompt] b") == usage["prompt_tokens"]
     assert "to first token" in page.text("[data-figure=ttft]")
@@ -250,7 +252,7 @@ def test_stopping_ends_the_request_and_the_talk_goes_on(page):
 
 def test_blocks_are_seen_in_use_shared_and_cached(driver):
     # A server of its own: nothing has been in its cache.
-    with serving(scripted(ANSWER, 0.004), ServerSettings(log_stats=False)) as url:
+    with serving(scripted(ANSWER, 0.02), ServerSettings(log_stats=False)) as url:
         page = Page(driver, url).open().connected()
         assert page.until(lambda: first_pixel(page)) == legend(page, "free")
         with load(url, 3) as over:

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -16,17 +15,18 @@ from paged.scheduler.loading import LoadedEngine
 from paged.scheduler.params import ParameterError, SamplingParams
 from paged.scheduler.request import CacheMode
 from tests.scheduler.fakes import make_engine, spell
+from tests.scheduler.tap import Tap
 
 HELLO = spell("hello")
 
 
 def endless(request):
-    """A script that takes its time, so that a test can act in the middle of a request."""
-    time.sleep(0.002)
     return ord("a")
 
 
 DEFAULTS = SamplingParams()
+HUNDRED = SamplingParams(max_tokens=100)
+SIXTY = SamplingParams(max_tokens=60)
 CONFIG = EngineConfig(max_model_len=128, max_num_seqs=8, max_num_batched_tokens=32)
 
 
@@ -47,8 +47,10 @@ def serve(scenario, script=HELLO, **settings):
         engine = AsyncEngine(load(script, **settings))
         engine.start()
         try:
-            return await asyncio.wait_for(scenario(engine), 30)
+            return await scenario(engine)
         finally:
+            if isinstance(script, Tap):
+                script.open()
             await engine.shutdown()
             assert engine._engine.scheduler.kv_cache_usage == 0
             assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -67,43 +69,53 @@ def test_concurrent_requests_each_get_their_text():
     assert serve(scenario) == ["hello"] * 20
 
 
+async def num_steps_to_the_end(engine, tap) -> int:
+    """Let the engine go on until it has nothing to do; return how many steps it took in all."""
+    tap.open()
+    while engine._engine.has_unfinished:
+        await asyncio.sleep(0.001)
+    return len(engine._engine.runner.steps)
+
+
 def test_closing_the_stream_aborts_the_request():
     async def scenario(engine):
-        stream = engine.generate([65], SamplingParams(max_tokens=100))
+        stream = engine.generate([65], HUNDRED)
         await anext(stream)
         assert engine.num_unfinished == 1
         await stream.aclose()
         assert engine.num_unfinished == 0
-        while engine._engine.has_unfinished:
-            await asyncio.sleep(0.001)
+        return await num_steps_to_the_end(engine, tap)
 
-    serve(scenario, script=endless)
+    tap = Tap()
+    assert serve(scenario, script=tap) <= 3
 
 
 def test_cancelling_the_consumer_aborts_the_request():
     async def scenario(engine):
-        task = asyncio.create_task(collect(engine, SamplingParams(max_tokens=100)))
-        while not engine.num_unfinished:
+        task = asyncio.create_task(collect(engine, HUNDRED))
+        while not engine._engine.runner.steps:
             await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        while engine._engine.has_unfinished:
-            await asyncio.sleep(0.001)
+        assert engine.num_unfinished == 0
+        return await num_steps_to_the_end(engine, tap)
 
-    serve(scenario, script=endless)
+    tap = Tap()
+    assert serve(scenario, script=tap) <= 3
 
 
 def test_abort_by_id_ends_the_stream_with_the_reason():
     async def scenario(engine):
         reasons = []
-        stream = engine.generate([65], SamplingParams(max_tokens=100), request_id="mine")
-        async for output in stream:
+        async for output in engine.generate([65], HUNDRED, request_id="mine"):
             engine.abort("mine")
+            tap.open()
             reasons.append(output.outputs[0].finish_reason)
         return reasons[-1]
 
-    assert serve(scenario, script=endless) == "abort"
+    tap = Tap()
+    assert serve(scenario, script=tap) == "abort"
 
 
 def test_bad_input_is_refused_before_it_is_queued():
@@ -118,7 +130,7 @@ def test_bad_input_is_refused_before_it_is_queued():
 
 def test_a_second_request_with_the_same_id_is_refused():
     async def scenario(engine):
-        stream = engine.generate([65], SamplingParams(max_tokens=100), request_id="mine")
+        stream = engine.generate([65], HUNDRED, request_id="mine")
         await anext(stream)
         with pytest.raises(ValueError, match="'mine' is not finished yet"):
             await anext(engine.generate([65], SamplingParams(), request_id="mine"))
@@ -132,18 +144,18 @@ def test_a_request_the_engine_refuses_fails_alone():
         stream = engine.generate([65], SamplingParams(max_tokens=100, n=2), request_id="mine")
         await anext(stream)
         with pytest.raises(ValueError, match="'0_mine' is not finished yet"):
-            await anext(engine.generate([65], SamplingParams(), request_id="0_mine"))
+            await tap.open_after(anext(engine.generate([65], DEFAULTS, request_id="0_mine")))
         await anext(stream)  # the first one goes on
         await stream.aclose()
         engine.check_health()
 
-    serve(scenario, script=endless)
+    tap = Tap(num_tokens=2)
+    serve(scenario, script=tap)
 
 
 def test_a_full_queue_refuses_and_recovers():
     async def scenario(engine):
-        params = SamplingParams(max_tokens=100)
-        streams = [engine.generate([65], params) for _ in range(10)]
+        streams = [engine.generate([65], HUNDRED) for _ in range(10)]
         waiting = [asyncio.create_task(anext(stream)) for stream in streams]
         await asyncio.sleep(0)  # each has queued its request: 8 can run, 2 wait
         with pytest.raises(QueueFullError, match="max_num_queued_reqs=2; try again later"):
@@ -186,7 +198,7 @@ def test_draining_finishes_what_runs_and_refuses_the_rest():
 
 def test_draining_gives_up_after_its_timeout():
     async def scenario(engine):
-        stream = engine.generate([65], SamplingParams(max_tokens=100))
+        stream = engine.generate([65], HUNDRED)
         await anext(stream)
         await engine.drain(0.01)
         assert engine.num_unfinished == 1
@@ -197,15 +209,16 @@ def test_draining_gives_up_after_its_timeout():
 
 def test_shutdown_ends_open_streams():
     async def scenario(engine):
-        stream = engine.generate([65], SamplingParams(max_tokens=100))
+        stream = engine.generate([65], HUNDRED)
         await anext(stream)
-        await engine.shutdown()
+        await tap.open_after(engine.shutdown())
         with pytest.raises(EngineDeadError, match="was shut down"):
             [output async for output in stream]
         with pytest.raises(EngineDeadError, match="was shut down"):
             engine.check_health()
 
-    serve(scenario, script=endless)
+    tap = Tap()
+    serve(scenario, script=tap)
 
 
 def test_a_stuck_step_is_unhealthy():
@@ -276,40 +289,43 @@ def test_a_reset_forgets_the_prefixes():
 
 def test_a_reset_waits_for_nobody_and_says_so():
     async def scenario(engine):
-        stream = engine.generate(LONG_PROMPT, SamplingParams(max_tokens=100))
+        stream = engine.generate(LONG_PROMPT, HUNDRED)
         await anext(stream)
-        assert not await engine.reset_prefix_cache()
+        assert not await tap.open_after(engine.reset_prefix_cache())
         assert await cached_tokens(engine) == 16
         await stream.aclose()
 
-    serve(scenario, script=endless)
+    tap = Tap()
+    serve(scenario, script=tap)
 
 
 def test_a_reset_may_preempt_what_runs_without_changing_it():
     async def scenario(engine):
-        stream = engine.generate(LONG_PROMPT, SamplingParams(max_tokens=60))
+        stream = engine.generate(LONG_PROMPT, SIXTY)
         first = await anext(stream)
-        assert await engine.reset_prefix_cache(reset_running_requests=True)
+        assert await tap.open_after(engine.reset_prefix_cache(reset_running_requests=True))
         text = first.outputs[0].text + "".join([o.outputs[0].text async for o in stream])
         assert text == "a" * 60
         (row,) = engine._engine.runner.steps[-1].scheduled
         return row.request.num_preemptions
 
-    assert serve(scenario, script=endless) == 1
+    tap = Tap()
+    assert serve(scenario, script=tap) == 1
 
 
 def test_a_new_weights_epoch_keeps_the_output_and_forgets_the_prefixes():
     async def scenario(engine):
-        stream = engine.generate(LONG_PROMPT, SamplingParams(max_tokens=60))
+        stream = engine.generate(LONG_PROMPT, SIXTY)
         first = await anext(stream)
-        await engine.advance_weights_epoch()
+        await tap.open_after(engine.advance_weights_epoch())
         text = first.outputs[0].text + "".join([o.outputs[0].text async for o in stream])
         assert text == "a" * 60
         assert await cached_tokens(engine) == 16, "computed with the new weights"
         await engine.advance_weights_epoch()
         return await cached_tokens(engine)
 
-    assert serve(scenario, script=endless) == 0
+    tap = Tap()
+    assert serve(scenario, script=tap) == 0
 
 
 @pytest.mark.parametrize("name", ["reset_prefix_cache", "advance_weights_epoch"])
@@ -324,17 +340,21 @@ def test_a_dead_engine_resets_nothing(name):
 
 
 def test_whoever_waits_for_a_reset_learns_of_the_engines_end():
+    in_step, go_on = threading.Event(), threading.Event()
+
     def burn(_request):
-        time.sleep(0.05)
+        in_step.set()
+        assert go_on.wait(300)
         raise RuntimeError("the device is on fire")
 
     async def scenario(engine):
-        stream = engine.generate([65], SamplingParams(max_tokens=100))
+        stream = engine.generate([65], HUNDRED)
         reading = asyncio.create_task(anext(stream))
-        await asyncio.sleep(0.01)  # the first step is under way, so the reset has to wait
+        await asyncio.to_thread(in_step.wait)  # so the reset has to wait
         resets = [asyncio.create_task(engine.reset_prefix_cache()) for _ in range(3)]
         await asyncio.sleep(0)
         resets[0].cancel()
+        go_on.set()
         results = await asyncio.gather(*resets, reading, return_exceptions=True)
         assert isinstance(results[0], asyncio.CancelledError)
         assert [type(result) for result in results[1:]] == [EngineDeadError] * 3
@@ -345,15 +365,16 @@ def test_whoever_waits_for_a_reset_learns_of_the_engines_end():
 
 def test_shutdown_answers_whoever_waits_for_a_reset():
     async def scenario(engine):
-        stream = engine.generate([65], SamplingParams(max_tokens=100))
+        stream = engine.generate([65], HUNDRED)
         await anext(stream)
         reset = asyncio.create_task(engine.reset_prefix_cache())
-        await engine.shutdown()
+        await tap.open_after(engine.shutdown())
         result = await asyncio.gather(reset, return_exceptions=True)
         assert result in ([False], [True]) or isinstance(result[0], EngineDeadError)
         await stream.aclose()
 
-    serve(scenario, script=endless)
+    tap = Tap()
+    serve(scenario, script=tap)
 
 
 def test_subscribers_hear_on_the_event_loop_what_is_stored_and_cleared():
@@ -416,11 +437,13 @@ def test_a_busy_consumer_gets_several_steps_as_one_output():
         params = SamplingParams(max_tokens=40, n=2, ignore_eos=True)
         async for output in engine.generate([65, 66], params):
             outputs.append(output)
-            await asyncio.sleep(0.02)  # ten steps
+            await num_steps_to_the_end(engine, tap)
+            await engine.snapshot()  # all that has been handed over is there
         return outputs
 
-    outputs = serve(scenario, script=endless)
-    assert len(outputs) < 40
+    tap = Tap(num_tokens=2)
+    outputs = serve(scenario, script=tap)
+    assert len(outputs) <= 3
     for index in range(2):
         deltas = [sample for o in outputs for sample in o.outputs if sample.index == index]
         assert "".join(delta.text for delta in deltas) == "a" * 40

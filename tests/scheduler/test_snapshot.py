@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +11,9 @@ from paged.scheduler.config import EngineConfig
 from paged.scheduler.errors import EngineDeadError
 from paged.scheduler.loading import LoadedEngine
 from paged.scheduler.params import SamplingParams
-from paged.scheduler.request import Request
 from paged.scheduler.snapshot import MAX_REQUESTS, EngineSnapshot, block_cells
 from tests.scheduler.fakes import make_engine, spell
+from tests.scheduler.tap import Tap
 
 
 def snapshot_of(ref_counts, keys) -> EngineSnapshot:
@@ -90,16 +89,10 @@ def test_running_requests_come_first_and_the_number_is_bounded():
     assert seen.requests[2].num_cached_tokens == 0
 
 
-def take_a_second(request: Request) -> int:
-    """Spell sixty letters, so slowly that whoever looks meanwhile sees the request."""
-    time.sleep(1 / 60)
-    return spell("y" * 60)(request)
-
-
-def serve(scenario):
+def serve(scenario, script=None):
     async def main():
         loaded = LoadedEngine(
-            engine=make_engine(take_a_second),
+            engine=make_engine(script or spell("y")),
             checkpoint=SimpleNamespace(name="fake"),
             config=EngineConfig(max_model_len=128, max_num_seqs=8, max_num_batched_tokens=32),
             max_model_len=128,
@@ -108,8 +101,10 @@ def serve(scenario):
         engine = AsyncEngine(loaded)
         engine.start()
         try:
-            await asyncio.wait_for(scenario(engine), 30)
+            await scenario(engine)
         finally:
+            if isinstance(script, Tap):
+                script.open()
             await engine.shutdown()
 
     asyncio.run(main())
@@ -120,12 +115,13 @@ def test_an_engine_can_be_looked_at_idle_and_busy():
         assert (await engine.snapshot()).requests == ()
         stream = engine.generate([65, 66], SamplingParams(max_tokens=100), request_id="mine")
         await anext(stream)
-        seen = await engine.snapshot()
+        seen = await tap.open_after(engine.snapshot())
         assert [request.request_id for request in seen.requests] == ["mine"]
         assert sum(seen.ref_counts) >= 1
         await stream.aclose()
 
-    serve(scenario)
+    tap = Tap()
+    serve(scenario, tap)
 
 
 def test_a_dead_engine_cannot_be_looked_at():

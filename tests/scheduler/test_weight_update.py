@@ -6,9 +6,15 @@ import pytest
 
 from paged.scheduler.params import SamplingParams
 from tests.scheduler.fakes import make_engine
-from tests.scheduler.test_async_engine import LONG_PROMPT, cached_tokens, collect, endless, serve
-
-SIXTY = SamplingParams(max_tokens=60)
+from tests.scheduler.tap import Tap
+from tests.scheduler.test_async_engine import (
+    LONG_PROMPT,
+    SIXTY,
+    cached_tokens,
+    collect,
+    endless,
+    serve,
+)
 
 
 def other(request):
@@ -27,13 +33,14 @@ def test_requests_that_are_kept_go_on_with_the_new_parameters():
     async def scenario(engine):
         stream = engine.generate(LONG_PROMPT, SIXTY)
         first = await anext(stream)
-        await engine.update_params(other)
+        await tap.open_after(engine.update_params(other))
         text, reason = await rest(stream, first)
         assert (len(text), reason) == (60, "length")
         (row,) = engine._engine.runner.steps[-1].scheduled
         return text, row.request.num_preemptions, await cached_tokens(engine)
 
-    text, num_preemptions, num_cached = serve(scenario, script=endless)
+    tap = Tap()
+    text, num_preemptions, num_cached = serve(scenario, script=tap)
     num_old = text.count("a")
     assert 0 < num_old < 60
     assert text == "a" * num_old + "b" * (60 - num_old)
@@ -57,14 +64,17 @@ def test_an_update_may_wait_and_later_requests_wait_for_it():
         update = asyncio.create_task(engine.update_params(other, in_flight="wait"))
         await asyncio.sleep(0)
         later = asyncio.create_task(collect(engine, SIXTY))
+        tap.let(1)  # to the end of the step, where the engine looks into its inbox
         with pytest.raises(ValueError, match=r"Another update_params.*await it first"):
             await engine.update_params(other)
         assert not update.done()
+        tap.open()
         assert await rest(stream, first) == ("a" * 60, "length")
         await update
         return await later
 
-    assert serve(scenario, script=endless) == "b" * 60
+    tap = Tap()
+    assert serve(scenario, script=tap) == "b" * 60
 
 
 def test_a_waiting_update_of_an_idle_engine_is_at_once():
@@ -85,26 +95,30 @@ def test_a_request_that_waits_for_an_update_can_be_aborted():
         waiting = asyncio.create_task(anext(held))
         await asyncio.sleep(0)
         engine.abort("held")
+        tap.let(1)
         output = await waiting
         assert output.outputs[0].finish_reason == "abort"
         assert not update.done()
+        tap.open()
         await held.aclose()
         await rest(stream, first)
         await update
 
-    serve(scenario, script=endless)
+    tap = Tap()
+    serve(scenario, script=tap)
 
 
 def test_an_update_may_abort_what_runs():
     async def scenario(engine):
         stream = engine.generate(LONG_PROMPT, SIXTY)
         first = await anext(stream)
-        await engine.update_params(other, in_flight="abort")
+        await tap.open_after(engine.update_params(other, in_flight="abort"))
         text, reason = await rest(stream, first)
         assert (set(text), reason) == ({"a"}, "abort")
         return await collect(engine, SIXTY)
 
-    assert serve(scenario, script=endless) == "b" * 60
+    tap = Tap()
+    assert serve(scenario, script=tap) == "b" * 60
 
 
 def test_parameters_that_do_not_fit_change_nothing():

@@ -19,10 +19,10 @@ class ServerProcess:
     def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
         self.process = process
         self.url = url
-        self.http = httpx.Client(base_url=url, timeout=60)
+        self.http = httpx.Client(base_url=url, timeout=200)
 
     def exit_status(self) -> int:
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=200)
 
 
 @contextlib.contextmanager

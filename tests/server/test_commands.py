@@ -218,7 +218,7 @@ def read_until(byte: bytes, file: io.RawIOBase) -> None:
 
 
 def wait_until_idle(running: ServerProcess) -> None:
-    for _ in range(200):
+    for _ in range(10_000):
         if running.http.get("/load").json() == {"server_load": 0}:
             return
         time.sleep(0.02)

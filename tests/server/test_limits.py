@@ -183,9 +183,7 @@ def test_a_client_that_reads_nothing_loses_its_connection(caplog):
             loop = asyncio.get_running_loop()
             await loop.sock_connect(reader, (client.host, client.port))
             await loop.sock_sendall(reader, http_request(COMPLETIONS, body))
-            async with asyncio.timeout(30):
-                while not engine.aborted:
-                    await asyncio.sleep(0.05)
+            await eventually(lambda: bool(engine.aborted))
         assert not engine.running
 
     with_server(test, engine, write_timeout_seconds=0.2)

@@ -15,7 +15,7 @@ from paged.server.cli_serve import reserve_socket
 from paged.server.settings import CorsSettings, ServerSettings
 from paged.server.tls import TlsFiles, make_ssl_context
 from tests.server.fake_engine import FakeEngine
-from tests.server.serving import CHAT, COMPLETIONS, Client, events_of, ok, with_server
+from tests.server.serving import CHAT, COMPLETIONS, Client, events_of, eventually, ok, with_server
 
 PROMPT = {"prompt": "a", "max_tokens": 2}
 ASK = {"messages": [{"role": "user", "content": "a"}]}
@@ -163,9 +163,7 @@ def test_a_disconnect_during_silence_aborts():
         response = await client.post(COMPLETIONS, json=body)
         await response.content.readline()
         response.close()
-        async with asyncio.timeout(5):
-            while not engine.aborted:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: bool(engine.aborted))
 
     with_server(test, engine, sse_keep_alive_seconds=0.02)
 

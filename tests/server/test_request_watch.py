@@ -8,6 +8,7 @@ import pytest
 from paged.scheduler.output import RequestOutput, StepStats
 from paged.scheduler.params import SamplingParams
 from paged.server.request_watch import RequestWatch
+from tests.server.serving import eventually
 from tests.server.test_metrics import finished
 
 PARAMS = SamplingParams(n=2)
@@ -71,7 +72,7 @@ def test_records_of_an_aborted_request_come_after_its_reader_has_gone():
             watch.observe(step(0))
         assert not ends
         watch.observe(step(1))
-        await asyncio.sleep(0.05)
+        await eventually(lambda: bool(ends))
 
     asyncio.run(run())
     assert ends == [([0, 1], None)]
@@ -81,13 +82,12 @@ def test_records_that_never_come_are_not_waited_for_forever():
     watch, ends = watching()
 
     async def run() -> None:
-        for end in (lambda: asyncio.sleep(0.05), None):
+        for number in (1, 2):
             async with aclosing(watch.follow("r", PARAMS, outputs(), model="m")) as stream:
                 await anext(stream)
-            if end is None:
+            if number == 2:
                 watch.close()
-            else:
-                await end()
+            await eventually(lambda: len(ends) == number)  # noqa: B023
 
     asyncio.run(run())
     assert ends == [([], None)] * 2

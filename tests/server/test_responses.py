@@ -416,7 +416,7 @@ def test_a_response_in_the_background_can_be_asked_for_until_it_is_there():
 
 @pytest.mark.parametrize("end", ["cancel", "delete", "shutdown"])
 def test_a_response_in_the_background_is_ended_in_the_engine(end):
-    engine = FakeEngine(step_seconds=0.02)
+    engine = FakeEngine(answer="a" * 9000, max_model_len=10_000, step_seconds=0.02)
 
     async def test(client: Client) -> None:
         _, answer = await json_of(client, "POST", RESPONSES, {"input": "Hi", "background": True})

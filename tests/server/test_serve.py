@@ -42,7 +42,7 @@ def test_signal_to_an_idle_server_exits_with_0(tmp_path, number):
 
 
 def test_signal_drains_running_requests_and_refuses_new_ones(tmp_path):
-    with fake_server(tmp_path) as running, generating(running, 100) as lines:
+    with fake_server(tmp_path) as running, generating(running, 300) as lines:
         running.process.send_signal(signal.SIGTERM)
         next(lines)
         assert wait_for_status(running, 503)
@@ -72,7 +72,7 @@ def test_timeout_ends_running_requests_with_an_error(tmp_path):
 
 
 def wait_for_status(running: ServerProcess, status: int) -> bool:
-    return any(running.http.get("/health").status_code == status for _ in range(200))
+    return any(running.http.get("/health").status_code == status for _ in range(2000))
 
 
 def assert_ends_with_error(lines: Iterator[str]) -> None:
@@ -175,7 +175,7 @@ def test_signal_while_loading_does_not_wait_for_the_model(command, number):
         "import sys, time, types\n"
         "def load_engine(*args, **kwargs):\n"
         "    print('loading', flush=True)\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(600)\n"
         "module = types.SimpleNamespace(load_engine=load_engine, AsyncEngine=None)\n"
         "sys.modules['paged.scheduler.loading'] = module\n"
         "sys.modules['paged.scheduler.async_engine'] = module\n"

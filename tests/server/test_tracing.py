@@ -14,6 +14,7 @@ from paged.server.app import make_app
 from paged.server.observability import ObservabilitySettings
 from paged.server.settings import ServerSettings
 from tests.scheduler.fakes import spell
+from tests.scheduler.tap import Tap
 from tests.server.collector import Collector, attributes, collector, grpc_collector, seconds
 from tests.server.fake_engine import FakeEngine
 from tests.server.fake_serving import with_engine
@@ -29,6 +30,11 @@ BODY = {"prompt": "abcdef", "max_tokens": 4, "temperature": 0.5, "top_p": 0.75}
 def slow(request):
     time.sleep(0.004)
     return ord("a")
+
+
+async def text(client: Client, path: str) -> str:
+    async with client.get(path) as response:
+        return await response.text()
 
 
 def traced(
@@ -135,9 +141,15 @@ def test_an_aborted_request_is_traced_as_far_as_it_went():
         body = {"prompt": "a", "max_tokens": 100, "stream": True}
         async with client.post(COMPLETIONS, json=body) as response:
             await response.content.readany()
-        await asyncio.sleep(0.05)
+        while (await text(client, "/load")) != '{"server_load":0}':  # the server knows
+            await asyncio.sleep(0.01)
+        tap.open()
+        ended = re.compile(r'^vllm:request_success_total{.*"abort".*} 1', re.M)
+        while not ended.search(await text(client, "/metrics")):
+            await asyncio.sleep(0.01)
 
-    spans = traced(test, slow)
+    tap = Tap(2)
+    spans = traced(test, tap)
     got = attributes(spans.one("llm_request"))
     assert got["gen_ai.response.finish_reasons"] == ["abort"]
     assert 0 < got["gen_ai.usage.completion_tokens"] < 100

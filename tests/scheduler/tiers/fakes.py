@@ -53,7 +53,7 @@ class FakeDevice:
                 self.cache[block_ids] = rows
 
     def fetch(self, gathered: object) -> HostBlocks:
-        assert self.may_fetch.wait(20)
+        assert self.may_fetch.wait(300)
         if self.fails:
             raise RuntimeError("the device is gone")
         return HostBlocks([gathered[:, : LEAF_BYTES[0]], gathered[:, LEAF_BYTES[0] :]])
@@ -63,7 +63,7 @@ class FakeDevice:
 
     def stage(self, blocks: HostBlocks, block_ids: Sequence[int]) -> object:
         self.is_staging.set()
-        assert self.may_stage.wait(20)
+        assert self.may_stage.wait(300)
         if self.fails:
             raise RuntimeError("the device is gone")
         return list(block_ids), np.concatenate(blocks.leaves, axis=1)[: len(block_ids)].copy()
@@ -99,7 +99,7 @@ class Bench:
     def load(self, *keys: bytes, first_block: int = 32) -> LoadResult:
         """Load these blocks, wait, and check what has arrived."""
         self.manager.start_load("r", keys, range(first_block, first_block + len(keys)))
-        assert self.manager.wait(20)
+        assert self.manager.wait(300)
         (result,) = self.take()
         for offset, key in enumerate(keys[: result.num_blocks_ok]):
             assert self.holds(first_block + offset, key)

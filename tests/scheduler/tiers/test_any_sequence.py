@@ -123,13 +123,13 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         self.bench.end_step()
-        assert self.bench.manager.flush(20)
+        assert self.bench.manager.flush(300)
 
     @rule()
     def finish_loads(self) -> None:
         while self.loads:
             self.bench.end_step()
-            assert self.bench.manager.wait(20)
+            assert self.bench.manager.wait(300)
             self.collect()
 
     @precondition(lambda self: self.disk_blocks and not self.host_blocks)
@@ -138,7 +138,7 @@ class Machine(RuleBasedStateMachine):
         self.settle()
         self.bench.manager.close()
         self.restart()
-        assert self.bench.manager.flush(20)
+        assert self.bench.manager.flush(300)
 
     @rule()
     def clear(self) -> None:

@@ -75,7 +75,7 @@ def load(
 ) -> tuple[KVCache, int, set[str]]:
     """Load the first keys into these blocks."""
     manager.start_load("r", KEYS[: len(block_ids)], block_ids)
-    assert manager.wait(20)
+    assert manager.wait(300)
     (result,) = manager.take_finished()
     cache = transfer.restore(cache, [result.payload])
     return cache, result.num_blocks_ok, set(result.media)
@@ -97,10 +97,10 @@ def test_blocks_come_back_byte_for_byte(tmp_path, dtype: str, count: int, tiers:
     transfer.save(cache, manager.take_saves())
     cache = step(cache)  # without waiting: the order of dispatch must be enough
     if tiers == "disk after a restart":
-        assert manager.flush(20)
+        assert manager.flush(300)
         manager.close()
         transfer, manager = open_manager(dtype, **options)
-        assert manager.flush(20)
+        assert manager.flush(300)
     targets = list(range(NUM_BLOCKS - count, NUM_BLOCKS))
     cache, num_ok, media = load(manager, transfer, cache, targets)
     manager.close()
@@ -121,7 +121,7 @@ def test_only_the_leading_good_blocks_are_written(tmp_path, dtype: str):
     for block_id in range(1, 13):
         manager.on_evict(block_id, KEYS[block_id - 1])
     transfer.save(cache, manager.take_saves())
-    assert manager.flush(20)
+    assert manager.flush(300)
     disk = DiskTier(tmp_path, namespace="n", block_bytes=transfer.block_bytes, capacity_bytes=10**9)
     Path(disk.path(KEYS[7])).write_bytes(b"rotten")
     cache, num_ok, _ = load(manager, transfer, cache, list(range(50, 62)))
@@ -143,7 +143,7 @@ def test_steps_run_while_blocks_are_on_their_way():
     manager.start_load("r", KEYS[:1], [11])
     for _ in range(10):
         cache = step(cache)
-    assert manager.wait(20)
+    assert manager.wait(300)
     payloads = [result.payload for result in manager.take_finished()]
     cache = transfer.restore(cache, payloads)
     manager.close()
