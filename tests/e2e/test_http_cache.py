@@ -158,7 +158,7 @@ def test_a_reset_forgets_and_may_preempt(serve):
         while discarded < 100:  # on a busy machine the request may end before it is preempted
             before = await client.counters()
             ids = await ids_of_a_stream_with_resets(client)
-            assert len(ids) >= 148, "the answer is whole, but for what was read before"
+            assert len(ids) == 150, "the answer is whole"
             name = "paged:preemption_discarded_tokens_total"
             discarded = (await client.counters())[name] - before[name]
 
@@ -166,13 +166,13 @@ def test_a_reset_forgets_and_may_preempt(serve):
         streamed = {"max_tokens": 150, "stream": True, "return_token_ids": True}
         while True:
             async with client.complete(prompt(5), **streamed) as response:
-                await response.content.readline()  # the first token: it runs
+                first = await response.content.readline()  # of one token or a few: it runs
                 is_over = await client.reset()
                 assert await client.reset("?reset_running_requests=true")
-                rest = (await response.text()).split("\n\n")
+                events = (first.decode() + await response.text()).split("\n\n")
             if not is_over:
                 break
-        chunks = [json.loads(event[6:]) for event in rest if event.startswith("data: {")]
+        chunks = [json.loads(event[6:]) for event in events if event.startswith("data: {")]
         return [i for chunk in chunks for i in chunk["choices"][0]["token_ids"]]
 
     serve(test)
