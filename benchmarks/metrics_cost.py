@@ -113,7 +113,7 @@ def cost_of_requests() -> dict[str, float]:
     finish -= mean_microseconds(lambda: metrics.observe(empty))
     tracing = Tracing(TracerProvider(shutdown_on_exit=False), "m")
     params = SamplingParams(max_tokens=100)
-    trace = mean_microseconds(lambda: tracing.start_request("r", params).end([ended()], None))
+    trace = mean_microseconds(lambda: tracing.start_request("r", params, "m").end([ended()], None))
     return {"finish": finish, "trace": trace, "http": cost_of_http()}
 
 

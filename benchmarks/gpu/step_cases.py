@@ -16,7 +16,7 @@ from paged.kv_cache import KVCache
 from paged.models.config import ModelConfig
 from paged.models.forward import abstract_model, split_head
 from paged.models.packing import BatchLayout
-from paged.models.step import forward_step, greedy_step
+from paged.models.step import forward_step, greedy_step, step_leaves
 from paged.scheduler.simulator.model_presets import MODELS
 
 _BLOCK_SIZE = 16
@@ -110,7 +110,7 @@ def run_step(step: Step, attention_backend: str) -> Callable[..., tuple[jax.Arra
     graphdef, params = abstract_model(
         step.model, dtype=step.dtype, attention_backend=attention_backend
     )
-    leaves, treedef = jax.tree.flatten(params)
+    leaves, treedef = step_leaves(params, None)
     head = split_head(graphdef, params)[0]
     forward = functools.partial(forward_step, treedef=treedef, graphdef=graphdef, layout=layout)
 
@@ -121,7 +121,7 @@ def run_step(step: Step, attention_backend: str) -> Callable[..., tuple[jax.Arra
         )
         cache = KVCache(tuple(layers), token_ids)
         hidden, rows, cache, _ = forward(weights, cache, packed, last_tokens)
-        head_params: Any = split_head(graphdef, jax.tree.unflatten(treedef, weights))[1]
+        head_params: Any = split_head(graphdef, jax.tree.unflatten(treedef, weights)[0])[1]
         tokens, last_tokens = greedy_step(
             head_params, hidden, rows, last_tokens, head=head, layout=layout
         )

@@ -16,7 +16,7 @@ from paged.kv_cache import KVCache
 from paged.models.config import ModelConfig
 from paged.models.forward import abstract_model
 from paged.models.packing import BatchLayout
-from paged.models.step import forward_step
+from paged.models.step import forward_step, step_leaves
 
 pytestmark = pytest.mark.aot
 
@@ -178,7 +178,7 @@ def compile_step(
     graphdef, params = abstract_model(
         MODEL, dtype="bfloat16", attention_backend="triton", quantization=quantization
     )
-    leaves, treedef = jax.tree.flatten(params)
+    leaves, treedef = step_leaves(params, None)
     step = functools.partial(forward_step, treedef=treedef, graphdef=graphdef, layout=layout)
     layer = gpu.struct((NUM_BLOCKS, 2, 8, BLOCK_SIZE, 128), cache_dtype)
     cache = KVCache((layer, layer), gpu.struct((NUM_BLOCKS, BLOCK_SIZE), jnp.int32))
