@@ -110,7 +110,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         shutil.copy(ROOT / name, copy)
     tops = [folder for folder in FOLDERS.values() if "/" not in folder]
     for name in (*tops, "tests"):
-        ignore = shutil.ignore_patterns("__pycache__")
+        ignore = shutil.ignore_patterns("__pycache__", "node_modules")
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignore)
     (copy / "probe.py").write_text(PROBE)
     return copy

@@ -85,7 +85,7 @@ def test_misses_of_the_prefix_cache(tiny_url, capsys, name):
     if name == "working_set":
         # Of 14 blocks each: the sixth comes when the first is gone.
         prompts = itertools.cycle([next(prompts) for _ in range(6)])
-    httpx.post(f"{tiny_url}/reset_prefix_cache").raise_for_status()
+    httpx.post(f"{tiny_url}/reset_prefix_cache", timeout=60).raise_for_status()
     with under_load(tiny_url, prompts, num_clients=1, max_tokens=1, num_first=8):
         found = find(tiny_url, capsys, name)
     assert found.keys() & {"working_set", "different_prompts"} == {name}

@@ -246,9 +246,9 @@ def test_clients_killed_in_mid_stream_free_what_they_held(attack):
 )
 def test_bad_bodies_are_refused_by_name(attack, raw):
     async def timed(server: Server) -> tuple[float, tuple[int, bytes]]:
-        started = time.process_time()
+        started = time.monotonic()
         answer = await server.post(raw)
-        return time.process_time() - started, answer
+        return time.monotonic() - started, answer
 
     seconds, answer = attack(timed)
     error_of(answer)
@@ -313,9 +313,9 @@ def test_a_regex_that_explodes_holds_nobody_up(attack):
     }
 
     async def both(server: Server) -> tuple[float, list[int]]:
-        started = time.process_time()
+        started = time.monotonic()
         answers = [await server.post(body), await server.post(chat, CHAT)]
-        return time.process_time() - started, [status for status, _ in answers]
+        return time.monotonic() - started, [status for status, _ in answers]
 
     seconds, statuses = attack(both)
     assert set(statuses) <= {200, 400}
