@@ -1,30 +1,11 @@
 """Tensors of experts become stacks, and what is missing among them is named."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
 from paged.models.errors import CheckpointError
 from paged.models.expert_source import arrange_gpt_oss, stack_experts
-
-
-@dataclass
-class DictSource:
-    tensors: dict[str, np.ndarray]
-    is_closed: bool = False
-
-    def names(self) -> list[str]:
-        return list(self.tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.tensors[name].shape
-
-    def read(self, name: str) -> np.ndarray:
-        return self.tensors[name]
-
-    def close(self) -> None:
-        self.is_closed = True
+from tests.models.array_source import ArraySource
 
 
 def numbered(experts: range, shape: tuple[int, ...] = (2, 3)) -> dict[str, np.ndarray]:
@@ -37,7 +18,7 @@ def numbered(experts: range, shape: tuple[int, ...] = (2, 3)) -> dict[str, np.nd
 
 def test_experts_are_stacked_by_number_not_by_name():
     tensors = numbered(range(12)) | {"norm.weight": np.ones(3, np.float32)}
-    source = stack_experts(DictSource(dict(reversed(tensors.items()))))
+    source = stack_experts(ArraySource(dict(reversed(tensors.items()))))
     stacks = [f"layers.{layer}.experts.w1.weight" for layer in range(2)]
     assert sorted(source.names()) == [*stacks, "norm.weight"]
     assert source.shape(stacks[1]) == (12, 2, 3)
@@ -47,13 +28,13 @@ def test_experts_are_stacked_by_number_not_by_name():
 
 
 def test_a_stack_belongs_to_the_caller_and_has_the_tensors_type():
-    source = stack_experts(DictSource({"x.experts.0.w": np.zeros((2, 3), np.float16)}))
+    source = stack_experts(ArraySource({"x.experts.0.w": np.zeros((2, 3), np.float16)}))
     stack = source.read("x.experts.w")
     assert (stack.dtype, stack.flags.writeable) == (np.float16, True)
 
 
 def test_closing_closes_what_is_below():
-    below = DictSource({})
+    below = ArraySource({})
     stack_experts(below).close()
     assert below.is_closed
 
@@ -63,7 +44,7 @@ def test_missing_and_misshapen_experts_are_all_named():
     del tensors["layers.0.experts.1.w1.weight"]
     tensors["layers.1.experts.2.w1.weight"] = np.zeros((2, 4))
     with pytest.raises(CheckpointError, match="do not fit each other") as error:
-        stack_experts(DictSource(tensors))
+        stack_experts(ArraySource(tensors))
     assert "missing: layers.0.experts.1.w1.weight" in str(error.value)
     assert "layers.1.experts.2.w1.weight [2, 4] instead of [2, 3]" in str(error.value)
 
@@ -75,7 +56,7 @@ def test_gates_of_gpt_oss_are_taken_apart_and_outputs_come_first():
     mixed = np.stack([gate, up], axis=2).reshape(3, 10, 4)  # outputs alternate
     base = "model.layers.0.mlp.experts"
     source = arrange_gpt_oss(
-        DictSource(
+        ArraySource(
             {
                 f"{base}.gate_up_proj": mixed.swapaxes(1, 2),
                 f"{base}.gate_up_proj_bias": mixed[..., 0],
@@ -108,5 +89,5 @@ def test_gates_of_gpt_oss_are_taken_apart_and_outputs_come_first():
 def test_what_is_arranged_stays_so():
     names = ["gate_up_proj:gate", "gate_up_proj_blocks:up", "down_proj:down", "down_proj_bias:down"]
     tensors = {f"model.layers.0.mlp.experts.{name}": np.ones((2, 3, 4)) for name in names}
-    source = arrange_gpt_oss(DictSource(tensors))
+    source = arrange_gpt_oss(ArraySource(tensors))
     assert source.names() == list(tensors)

@@ -1,7 +1,6 @@
 """Parameters that are parts of each head of a tensor, of checkpoints in full and in fewer bits."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +11,9 @@ import pytest
 from paged.models.config import ModelConfig
 from paged.models.errors import CheckpointError, UnsupportedModelError
 from paged.models.weights import SafetensorsSource, load_params
+from tests.models.array_source import ArraySource
 
 KV_UP = "model.layers.0.self_attn.kv_b_proj"
-
-
-@dataclass(frozen=True)
-class Source:
-    """Tensors in memory."""
-
-    tensors: dict[str, np.ndarray]
-
-    def names(self) -> list[str]:
-        return list(self.tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.tensors[name].shape
-
-    def read(self, name: str) -> np.ndarray:
-        return self.tensors[name]
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +29,7 @@ def dense(data_dir: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 def up_projections(config: dict[str, Any], tensors: dict[str, np.ndarray]) -> np.ndarray:
     """Return the loaded matrices of keys and values of each head, in the checkpoint's order."""
     model = ModelConfig.from_hf(config)
-    params = load_params(model, Source(tensors), dtype="float32", progress=False)
+    params = load_params(model, ArraySource(tensors), dtype="float32", progress=False)
     attention = params["layers"][0]["attention"]
     parts = [np.asarray(attention[name][...]) for name in ("k_up", "v_up")]
     assert [part.shape for part in parts] == [(4, 16, 32), (4, 12, 32)]

@@ -22,6 +22,7 @@ from paged.models.quantized.gptq import GptqScheme
 from paged.models.quantized.packed_scheme import PackedScheme
 from paged.models.quantized.reading import layer_tensors, read_layer, same_shape
 from paged.models.tensor_places import TensorPlace
+from tests.models.array_source import ArraySource
 
 NUM_OUTPUTS, NUM_INPUTS, GROUP_SIZE = 16, 64, 32
 
@@ -372,22 +373,3 @@ def test_one_of_several_weights_in_a_tensor_is_its_outputs(scheme):
     x = jnp.asarray(np.random.default_rng(3).standard_normal((5, NUM_INPUTS)), "float32")
     expected = np.asarray(whole.multiply(x, NUM_OUTPUTS))[:, 4:12]
     np.testing.assert_allclose(part.multiply(x, 8), expected, rtol=1e-6, atol=1e-6)
-
-
-class ArraySource:
-    """A `TensorSource` of arrays."""
-
-    def __init__(self, tensors: dict[str, np.ndarray]) -> None:
-        self.tensors = tensors
-
-    def names(self) -> list[str]:
-        return list(self.tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.tensors[name].shape
-
-    def read(self, name: str) -> np.ndarray:
-        return self.tensors[name]
-
-    def close(self) -> None:
-        pass
