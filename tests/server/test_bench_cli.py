@@ -40,7 +40,7 @@ def test_help_names_the_benchmarks(capsys):
     with pytest.raises(SystemExit):
         main(["bench", "--help"])
     out = capsys.readouterr().out
-    assert all(f"\n    {benchmark}" in out for benchmark in BENCHMARKS)
+    assert all(f"\n  {benchmark} " in out for benchmark in BENCHMARKS)
 
 
 @pytest.mark.parametrize("name", ["--json", "--output-json", "--output_json"])
