@@ -1,11 +1,11 @@
 """The constraint of an answer that follows on reasoning."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 
 from paged.scheduler.structured.params import StructuredOutputs
 from paged.server.errors import ApiError
-from paged.server.tool_parsers.grammar import json_rule
 
 
 def after_reasoning(outputs: StructuredOutputs, rules: Sequence[str]) -> StructuredOutputs:
@@ -17,12 +17,17 @@ def after_reasoning(outputs: StructuredOutputs, rules: Sequence[str]) -> Structu
 
     Raises: ApiError for a kind of constraint that cannot be part of another one.
     """
-    if outputs.json is not None:
-        schema = json.loads(outputs.json) if isinstance(outputs.json, str) else outputs.json
-        body = json_rule({} if isinstance(schema, bool) else schema, is_flexible=_flexible(outputs))
-    elif outputs.json_object:
-        body = json_rule({"type": "object"}, is_flexible=_flexible(outputs))
-    elif outputs.choice is not None:
+    if outputs.json is not None or outputs.json_object:
+        schema = {"type": "object"} if outputs.json is None else outputs.json
+        return dataclasses.replace(
+            outputs,
+            json=None,
+            json_object=None,
+            grammar="\n".join(["start: prefix answer", *rules]) + "\n",
+            schemas={"answer": schema},
+            spaces_json=True,
+        )
+    if outputs.choice is not None:
         body = " | ".join(json.dumps(text, ensure_ascii=False) for text in outputs.choice)
     elif outputs.regex is not None:
         body = "ANSWER"
@@ -36,10 +41,6 @@ def after_reasoning(outputs: StructuredOutputs, rules: Sequence[str]) -> Structu
         )
     text = "\n".join(["start: prefix answer", *rules, f"answer: {body}"]) + "\n"
     return StructuredOutputs(grammar=text, source=outputs.source)
-
-
-def _flexible(outputs: StructuredOutputs) -> bool:
-    return outputs.disable_any_whitespace is False
 
 
 def _slashes_escaped(pattern: str) -> str:

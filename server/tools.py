@@ -18,6 +18,7 @@ from paged.server.tool_parsers.formats import JSON_LIST, ToolFormat
 from paged.server.tool_parsers.grammar import (
     CallForm,
     Function,
+    argument_schemas,
     call_grammar,
     free_text_grammar,
 )
@@ -178,14 +179,15 @@ class _Grammar:
     def forced(self, is_single: bool) -> StructuredOutputs:
         """Return what leaves nothing but calls."""
         assert self._form is not None
+        functions = [_function(tool) for tool in self._tools]
         text = call_grammar(
             self._form,
-            [_function(tool) for tool in self._tools],
+            functions,
             is_single=is_single,
             mark_ids=self._mark_ids,
             prefix=self._prefix,
         )
-        return StructuredOutputs(grammar=text, source="tools")
+        return _with_arguments(text, functions)
 
     def strict(self, request: ChatCompletionRequest) -> StructuredOutputs | None:
         """Return what keeps calls of strict functions to their schemas, if there are any."""
@@ -208,7 +210,18 @@ class _Grammar:
         text = free_text_grammar(
             self._form, functions, mark_ids=self._mark_ids, prefix=self._prefix
         )
-        return StructuredOutputs(grammar=text, source="tools")
+        return _with_arguments(text, functions)
+
+
+def _with_arguments(grammar: str, functions: Sequence[Function]) -> StructuredOutputs:
+    """Return the constraint of a grammar of calls, arguments spaced as templates space them."""
+    return StructuredOutputs(
+        grammar=grammar,
+        schemas=argument_schemas(functions),
+        disable_any_whitespace=True,
+        spaces_json=True,
+        source="tools",
+    )
 
 
 def _constraint(request: ChatCompletionRequest) -> str | None:

@@ -43,15 +43,19 @@ class Grammar:
 
     Attributes:
       matcher: at its start; copied, never used.
-      number_tokens: of the vocabulary, if the outputs are JSON.
+      number_tokens: of the vocabulary, if there is JSON in the outputs.
+      is_json: they are JSON as a whole.
     """
 
     matcher: LLMatcher
     number_tokens: NumberTokens | None = None
+    is_json: bool = True
 
     def start(self, *, jumps: bool) -> GrammarConstraint:
         """Return the constraint of a sample without output."""
-        number = None if self.number_tokens is None else NumberLength(self.number_tokens)
+        number = None
+        if self.number_tokens is not None:
+            number = NumberLength(self.number_tokens, is_whole=self.is_json)
         return GrammarConstraint(self.matcher.deep_copy(), jumps=jumps, number=number)
 
 
@@ -259,7 +263,8 @@ class GrammarCompiler:
         if not mask.any():
             raise outputs.refuse("allows no output at all")
         is_json = outputs.kind in ("json", "json_object")
-        return Grammar(matcher, self._number_tokens if is_json else None)
+        has_json = is_json or outputs.kind == "structural_tag" or bool(outputs.schemas)
+        return Grammar(matcher, self._number_tokens if has_json else None, is_json)
 
     def _try(self, tokenizer: LLTokenizer, text: str) -> tuple[LLMatcher, np.ndarray]:
         """Return the matcher of a grammar, and its first mask, int32 `[num_words]`.

@@ -14,7 +14,7 @@ class GrammarConstraint:
     Args:
       matcher: at its start, and nobody else's.
       jumps: whether tokens without an alternative may be appended unsampled.
-      number: measures the number that the output ends with; None: it is no JSON.
+      number: measures the number that the output ends with; None: there is no JSON in it.
     """
 
     __slots__ = ("jumps", "matcher", "number")
@@ -58,17 +58,6 @@ class GrammarConstraint:
             self.number.feed(forced)
         return forced
 
-    def end_number(self, mask: np.ndarray) -> None:
-        """Forbid more digits where the output ends with a number that is long enough.
-
-        Args:
-          mask: int32 `[num_words]`, what the grammar allows; changed if something is left of it.
-        """
-        if self.number is not None and self.number.must_end:
-            ended = mask & self.number.tokens.others
-            if ended.any():
-                mask[:] = ended
-
 
 class MaskFiller:
     """Writes the masks of a step, several at once where there are cores for it."""
@@ -96,7 +85,8 @@ class MaskFiller:
                 pairs, masks.ctypes.data, row_bytes, masks.shape[0]
             )
         for constraint, row in wanted:
-            constraint.end_number(masks[row])
+            if constraint.number is not None:
+                constraint.number.limit(masks[row])
 
 
 def first_line(error: str, limit: int = 300) -> str:

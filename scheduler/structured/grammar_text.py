@@ -26,11 +26,12 @@ def constraint_source(outputs: StructuredOutputs, config: StructuredOutputsConfi
 
     Raises: ParameterError if it is too long or nested too deeply.
     """
-    value = getattr(outputs, outputs.kind)
-    _check_limits(outputs, value, config)
-    text = json.dumps(value, ensure_ascii=False)
+    values = [getattr(outputs, outputs.kind), *outputs.schemas.values()]
+    _check_limits(outputs, values, config)
+    texts = [json.dumps(value, ensure_ascii=False) for value in values]
     is_closed = outputs.disable_additional_properties
-    return json.dumps([outputs.kind, text, is_closed, sorted(_options(outputs, config).items())])
+    options = sorted(_options(outputs, config).items())
+    return json.dumps([outputs.kind, texts, list(outputs.schemas), is_closed, options])
 
 
 def grammar_text(
@@ -60,7 +61,8 @@ def grammar_text(
                 spelled = [json.dumps(text, ensure_ascii=False) for text in value]
                 return LLMatcher.grammar_from_lark(f"start: {' | '.join(spelled)}")
             case "grammar":
-                return LLMatcher.grammar_from_lark(any_to_lark(value))
+                rules = _rules_of_schemas(outputs, config, narrows)
+                return LLMatcher.grammar_from_lark("\n".join([any_to_lark(value), *rules]))
             case _:
                 return _from_tags(outputs, value, config, narrows)
     except ParameterError:
@@ -79,6 +81,8 @@ def _options(outputs: StructuredOutputs, config: StructuredOutputsConfig) -> dic
     options = {"whitespace_flexible": not compact, "coerce_one_of": False, "lenient": False}
     if outputs.whitespace_pattern is not None:
         return options | {"whitespace_pattern": outputs.whitespace_pattern}
+    if compact and outputs.spaces_json:
+        return options | {"item_separator": ", ", "key_separator": ": "}
     return options
 
 
@@ -89,6 +93,24 @@ def _from_schema(
         json.dumps(schema, ensure_ascii=False),
         overrides=_options(outputs, config),  # type: ignore[arg-type]
     )
+
+
+def _rules_of_schemas(
+    outputs: StructuredOutputs, config: StructuredOutputsConfig, narrows: bool
+) -> list[str]:
+    """Return the rules that a grammar leaves to its schemas."""
+    return [
+        f"{name}: %json {json.dumps(_with_options(schema, outputs, config, narrows))}"
+        for name, schema in outputs.schemas.items()
+    ]
+
+
+def _with_options(
+    schema: Any, outputs: StructuredOutputs, config: StructuredOutputsConfig, narrows: bool
+) -> dict[str, Any]:
+    """Return a schema that is part of a grammar, with the options of the library in it."""
+    checked = _checked_schema(outputs, schema, config, narrows)
+    return {**checked, _LIBRARY_OPTIONS: _options(outputs, config)}
 
 
 def _checked_schema(
@@ -133,17 +155,18 @@ def _from_tags(
         trigger = next((t for t in triggers if t and begin.startswith(str(t))), None)
         if trigger is None:
             raise outputs.refuse(f"has no trigger that {begin!r} begins with")
-        schema = dict(_checked_schema(outputs, tag.get("schema", {}), config, narrows))
-        schema[_LIBRARY_OPTIONS] = _options(outputs, config)
+        schema = _with_options(tag.get("schema", {}), outputs, config, narrows)
         tags.append(StructTag(trigger=str(trigger), begin=begin, grammar=schema, end=end))
     # Triggers are text here: what looks like a special token may be none of this model's.
     return StructTag.to_grammar(tags, assume_special=False)
 
 
-def _check_limits(outputs: StructuredOutputs, value: Any, config: StructuredOutputsConfig) -> None:
+def _check_limits(
+    outputs: StructuredOutputs, values: Collection[Any], config: StructuredOutputsConfig
+) -> None:
     """Refuse what is too large before anything is done with it; without recursion."""
     size = 0
-    stack: list[tuple[Any, int]] = [(value, 0)]
+    stack: list[tuple[Any, int]] = [(value, 0) for value in values]
     while stack:
         node, depth = stack.pop()
         size += _num_bytes(node)

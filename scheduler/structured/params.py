@@ -31,6 +31,8 @@ class StructuredOutputs:
       disable_additional_properties: objects of the schema have no properties that it does not
         name, unless it says so itself. None: as the engine's settings say.
       whitespace_pattern: regular expression of the white space in JSON, instead.
+      schemas: JSON schemas by the names of rules that `grammar`, in Lark, uses and leaves out.
+      spaces_json: JSON without other white space has a space behind each comma and colon.
       source: the field of the caller's request that errors name.
 
     Raises:
@@ -49,12 +51,16 @@ class StructuredOutputs:
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
+    schemas: Mapping[str, Any] = field(default_factory=dict)
+    spaces_json: bool = False
     source: str = field(default=_SOURCE, compare=False)
 
     def __post_init__(self) -> None:
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
         if len(given) != 1:
             raise ParameterError(self.source, given, f"must have exactly one of {', '.join(KINDS)}")
+        if self.schemas and self.grammar is None:
+            raise self._error("schemas", "must stand beside a grammar that uses them")
         self._check_texts()
         if self.choice is not None:
             self._check_choice(self.choice)

@@ -1,4 +1,8 @@
-"""Grammars that leave a model nothing but calls: in its own format, arguments by their schemas."""
+"""Grammars that leave a model nothing but calls: in its own format, arguments by their schemas.
+
+What allows JSON by a schema is said in one place (`paged.scheduler.structured.grammar_text`): the
+grammars here only name the rules of arguments, and the schemas go beside them.
+"""
 
 import dataclasses
 import json
@@ -6,6 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+_ARGUMENTS = "arguments_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +60,8 @@ def call_grammar(
     prefix: Sequence[str] = (),
 ) -> str:
     """Return the grammar of at least one call, in llguidance's dialect of Lark.
+
+    It leaves out the rules of `argument_schemas`.
 
     Args:
       form: of the calls.
@@ -130,9 +138,13 @@ def _call_rules(
     for i, function in enumerate(functions):
         name = json.dumps(function.name)[1:-1]
         head = spell(form.before_name + name + form.after_name, mark_ids)
-        rules.append(f"call_{i}: {head} arguments_{i} {tail}")
-        rules.append(f"arguments_{i}: {json_rule(function.parameters)}")
+        rules.append(f"call_{i}: {head} {_ARGUMENTS}{i} {tail}")
     return rules
+
+
+def argument_schemas(functions: Sequence[Function]) -> dict[str, Mapping[str, Any]]:
+    """Return the schemas of the rules that grammars of these functions leave out."""
+    return {f"{_ARGUMENTS}{i}": function.parameters for i, function in enumerate(functions)}
 
 
 def _text_without(mark: str) -> str:
@@ -152,22 +164,3 @@ def spell(literal: str, mark_ids: Mapping[str, int]) -> str:
         for piece in pieces
         if piece
     )
-
-
-def json_rule(schema: Mapping[str, Any], *, is_flexible: bool = False) -> str:
-    """Return the rule of JSON that satisfies a schema.
-
-    Args:
-      schema: JSON schema.
-      is_flexible: let the model place whitespace, with which it may fill its whole output;
-        otherwise it is spaced as templates space it.
-    """
-    options: dict[str, Any] = {
-        "whitespace_flexible": is_flexible,
-        # What the library does not support is an error, not a guess.
-        "coerce_one_of": False,
-        "lenient": False,
-    }
-    if not is_flexible:
-        options |= {"item_separator": ", ", "key_separator": ": "}
-    return f"%json {json.dumps({**schema, 'x-guidance': options})}"

@@ -117,6 +117,34 @@ def test_stream_of_a_seed_says_what_the_whole_answer_says(chat):
         check(calls[:-1] if whole["finish_reason"] == "length" else calls)
 
 
+MEASURE = {
+    "type": "object",
+    "properties": {
+        "size": {"type": "number"},
+        "count": {"type": "integer"},
+        "sum": {"type": "number", "exclusiveMinimum": 0, "maximum": 9},
+        "unit": {"type": "string", "pattern": "^(mm|m[0-9]{2})$"},
+    },
+    "required": ["size", "count", "sum", "unit"],
+}
+
+
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral", "none"])
+def test_calls_of_a_model_that_wants_nothing_but_digits_come_to_an_end(chat, parser):
+    named = {"type": "function", "function": {"name": "measure"}}
+    tool = {"type": "function", "function": {"name": "measure", "parameters": MEASURE}}
+    digits = {str(ord(digit)): 100 for digit in "0123456789"}
+    fields = {"tools": [tool], "tool_choice": named, "temperature": 2, "logit_bias": digits}
+    choices = chat.ask([{**fields, "seed": seed} for seed in range(6)], tool_call_parser=parser)
+    for choice in choices:
+        # Three numbers of at most 32 characters fit into the 256 tokens of the context.
+        assert choice["finish_reason"] == "stop", choice
+        (call,) = choice["message"]["tool_calls"]
+        arguments = json.loads(call["function"]["arguments"])
+        jsonschema.validate(arguments, MEASURE)
+        assert len(str(arguments["count"])) <= 32
+
+
 def test_schema_that_cannot_be_enforced_is_refused_where_a_call_is_demanded(chat):
     parameters = {"type": "object", "properties": {"a": {"not": {"type": "integer"}}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]

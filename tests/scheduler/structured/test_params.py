@@ -27,6 +27,7 @@ from paged.scheduler.structured.params import StructuredOutputs
         ({"regex": "a", "disable_any_whitespace": 1}, r"disable_any_whitespace must be true or"),
         ({"regex": "a", "disable_additional_properties": 1}, r"properties must be true or"),
         ({"regex": "", "source": "guided_regex"}, r"^guided_regex must be a text"),
+        ({"regex": "a", "schemas": {"b": {}}}, r"schemas must stand beside a grammar"),
     ],
 )
 def test_what_makes_no_sense_is_refused(fields, match):

@@ -5,16 +5,22 @@ from functools import cache
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from paged.scheduler.structured.config import StructuredOutputsConfig
+from paged.scheduler.structured.grammar_text import constraint_source, grammar_text
 from paged.scheduler.structured.params import StructuredOutputs
 from paged.server.constraints import after_reasoning
 from paged.server.errors import ApiError
 from paged.server.reasoning import HARMONY_REASONING, REASONING_FORMATS, ReasoningState
 from paged.server.tool_parsers import harmony
 from paged.server.tool_parsers.formats import HARMONY, JSON_LIST, TOOL_FORMATS
-from paged.server.tool_parsers.grammar import Function, call_grammar, free_text_grammar
+from paged.server.tool_parsers.grammar import (
+    Function,
+    argument_schemas,
+    call_grammar,
+    free_text_grammar,
+)
 from paged.server.tool_parsers.harmony import HarmonyParser
 from tests.server.tool_parsers.reading import read
 
@@ -59,9 +65,17 @@ def ids_of(marks: tuple[str, ...]) -> dict[str, int]:
     return {mark: bytes_tokenizer(marks).token_to_id(mark) for mark in marks}
 
 
-def accepts(grammar: str, text: str, marks: tuple[str, ...]) -> bool:
-    """Whether a text may be generated as a whole; True for nothing if the grammar is wrong."""
-    source = LLMatcher.grammar_from_lark(any_to_lark(grammar))
+def accepts(grammar: str | StructuredOutputs, text: str, marks: tuple[str, ...]) -> bool:
+    """Whether a text may be generated as a whole; True for nothing if the grammar is wrong.
+
+    The text of a grammar is one of calls of F, and of G where it has that, too.
+    """
+    if isinstance(grammar, str):
+        schemas = argument_schemas([F, G] if "call_1" in grammar else [F])
+        grammar = StructuredOutputs(grammar=grammar, schemas=schemas, spaces_json=True)
+    config = StructuredOutputsConfig()
+    constraint_source(grammar, config)
+    source = grammar_text(grammar, config)
     matcher = LLMatcher(library_tokenizer(marks), source, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     ids = bytes_tokenizer(marks).encode(text, add_special_tokens=False).ids
@@ -172,7 +186,7 @@ def test_constraint_begins_where_reasoning_ends(outputs, right, wrong, marks):
         (ReasoningState.IMPLIED, False),
         (ReasoningState.REASONING, False),
     ]:
-        grammar = after_reasoning(outputs, format.rules(state, ids_of(marks))).grammar
+        grammar = after_reasoning(outputs, format.rules(state, ids_of(marks)))
         for thought in ("<think>\nHm.\n</think>\n\n", "<think></think>"):
             assert accepts(grammar, thought + right, marks)
             assert not accepts(grammar, thought + wrong, marks)
