@@ -26,7 +26,7 @@ async def load_adapter(http_request: web.Request) -> web.Response:
             param="is_3d_lora_weight",
         )
     module = LoRAModule(name=request.lora_name, path=request.lora_path)
-    await context.models.load(module, in_place=request.load_inplace)
+    await context.models.load(module, in_place=bool(request.load_inplace))
     return web.Response(text=f"Success: LoRA adapter '{request.lora_name}' added successfully.")
 
 

@@ -78,7 +78,8 @@ def answer_format(
     """
     reasoning, state = context.reasoning_format, ReasoningState.ANSWER
     if reasoning is not None:
-        state = reasoning.state_after(prompt.text, is_continued=request.continue_final_message)
+        is_continued = bool(request.continue_final_message)
+        state = reasoning.state_after(prompt.text, is_continued=is_continued)
         if state is ReasoningState.ANSWER:
             reasoning = None
     marks: tuple[str, ...] = ()

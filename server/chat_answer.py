@@ -88,7 +88,7 @@ def num_shown_logprobs(request: ChatCompletionRequest) -> int:
 
 def response_role(generation: Generation, request: ChatCompletionRequest) -> str:
     """Return the answer's role: that of the last message where this one is continued."""
-    if request.add_generation_prompt or not request.messages:
+    if request.add_generation_prompt is not False or not request.messages:
         return generation.context.settings.response_role
     return request.messages[-1].role
 

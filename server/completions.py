@@ -156,7 +156,7 @@ def _echo(generation: Generation, request: CompletionRequest, prompt: Prompt) ->
     if prompt.text is not None:
         return prompt.text
     return generation.context.engine.tokenizer.decode(
-        prompt.token_ids, skip_special_tokens=request.skip_special_tokens
+        prompt.token_ids, skip_special_tokens=request.skip_special_tokens is not False
     )
 
 

@@ -41,8 +41,8 @@ def _render(context: ServerContext, request: ChatCompletionRequest) -> str:
     try:
         return _template_for(context, request).render(
             [_as_mapping(index, message) for index, message in enumerate(request.messages)],
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
+            add_generation_prompt=request.add_generation_prompt is not False,
+            continue_final_message=bool(request.continue_final_message),
             tools=_shown_tools(context, request),
             **{**context.settings.default_chat_template_kwargs, **_variables(request)},
         )

@@ -59,7 +59,9 @@ async def _prompts(
     for one in ids:
         check_token_ids(param, one, vocab_size(context))
     encoded = await encode(
-        context.engine.tokenizer, texts, add_special_tokens=request.add_special_tokens
+        context.engine.tokenizer,
+        texts,
+        add_special_tokens=request.add_special_tokens is not False,
     )
     prompts = [Prompt(one, text) for one, text in zip(encoded, texts, strict=True)]
     prompts += [Prompt(one, None) for one in ids]
@@ -75,7 +77,7 @@ async def chat_prompt(context: ServerContext, request: ChatCompletionRequest) ->
     if request.truncate_prompt_tokens is None:
         _check_text_length(context, text, "messages")
     (ids,) = await encode(
-        context.engine.tokenizer, [text], add_special_tokens=request.add_special_tokens
+        context.engine.tokenizer, [text], add_special_tokens=bool(request.add_special_tokens)
     )
     return _fit(context, request, Prompt(ids, text), "messages")
 

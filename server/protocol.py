@@ -2,7 +2,8 @@
 
 Only shape is checked here: types, lengths and required fields. What values mean is decided by
 `sampling.py` and `prompts.py`; what this version cannot do is refused by `unsupported.py`.
-Unknown fields are ignored, as OpenAI-compatible servers do.
+Unknown fields are ignored, as OpenAI-compatible servers do. Clients send null for what they
+leave to the server: every field that may be left out may be null, which is its default.
 """
 
 import asyncio
@@ -52,9 +53,9 @@ class StreamOptions(Struct, kw_only=True):
 class RepetitionDetectionFields(Struct, kw_only=True):
     """`repetition_detection`, see `paged.scheduler.repetition`."""
 
-    max_pattern_size: int = 0
-    min_pattern_size: int = 0
-    min_count: int = 0
+    max_pattern_size: int | None = 0
+    min_pattern_size: int | None = 0
+    min_count: int | None = 0
 
 
 class StructuredOutputsFields(Struct, kw_only=True):
@@ -86,14 +87,14 @@ class GenerationRequest(Struct, kw_only=True):
     seed: int | None = None
     stop: StopStrings | None = None
     stop_token_ids: TokenIds | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool | None = False
     max_tokens: int | None = None
     min_tokens: int | None = None
     logit_bias: LogitBias | None = None
     allowed_token_ids: AllowedTokenIds | None = None
     bad_words: BadWords | None = None
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool | None = True
+    include_stop_str_in_output: bool | None = False
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -134,7 +135,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     prompt: PromptInput
     logprobs: int | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = True
     suffix: str | None = None
     prompt_embeds: Any = None
 
@@ -146,7 +147,7 @@ class EmbeddingRequest(Struct, kw_only=True):
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = True
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
@@ -185,9 +186,9 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     return_prompt_text: bool | None = None
 
     # How the conversation becomes a prompt.
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    add_special_tokens: bool = False
+    add_generation_prompt: bool | None = True
+    continue_final_message: bool | None = False
+    add_special_tokens: bool | None = False
     chat_template: str | None = None
     chat_template_kwargs: JsonObject | None = None
     documents: list[JsonObject] | None = None
@@ -208,7 +209,7 @@ class TokenizeTextRequest(Struct, kw_only=True):
 
     prompt: str
     model: str | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = True
     return_token_strs: bool | None = None
 
 
@@ -233,8 +234,8 @@ class LoadAdapterRequest(Struct, kw_only=True):
 
     lora_name: AdapterName | None = None
     lora_path: Annotated[str, Meta(max_length=4096, pattern=_NO_CONTROLS)] | None = None
-    load_inplace: bool = False
-    is_3d_lora_weight: bool = False
+    load_inplace: bool | None = False
+    is_3d_lora_weight: bool | None = False
 
 
 class UnloadAdapterRequest(Struct, kw_only=True):

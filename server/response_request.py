@@ -36,7 +36,7 @@ class InputPart(Struct, kw_only=True):
 class InputItem(Struct, kw_only=True):
     """One item of the input: a message, a call, its output, or a thought."""
 
-    type: str = "message"
+    type: str | None = "message"
     role: str | None = None
     content: str | list[InputPart] | None = None
     call_id: str | None = None
@@ -107,7 +107,7 @@ class ResponseRequest(Struct, kw_only=True):
     seed: int | None = None
     stop: StopStrings | None = None
     stop_token_ids: TokenIds | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool | None = False
     min_tokens: int | None = None
     logprob_token_ids: TokenIds | None = None
     repetition_detection: RepetitionDetectionFields | None = None
@@ -231,7 +231,8 @@ def output_messages(output: Sequence[Item]) -> list[ChatMessage]:
 
 def _add_item(messages: list[ChatMessage], item: InputItem, where: str) -> None:
     """Append an item: what the model says in a row is one message with thoughts and calls."""
-    match item.type:
+    kind = item.type or "message"
+    match kind:
         case "message":
             if item.role is None:
                 raise ApiError(f"{where}.role: Field required.", param=f"{where}.role")
@@ -265,7 +266,7 @@ def _add_item(messages: list[ChatMessage], item: InputItem, where: str) -> None:
                 messages.append(ChatMessage(role="assistant", reasoning=thought))
         case _:
             raise ApiError(
-                f"{where}.type {item.type[:80]!r} is not supported; send message, function_call, "
+                f"{where}.type {kind[:80]!r} is not supported; send message, function_call, "
                 "function_call_output or reasoning.",
                 param=f"{where}.type",
             )

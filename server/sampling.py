@@ -132,7 +132,7 @@ def sampling_params(
         seed=None if request.seed == -1 else request.seed,
         stop=request.stop,
         stop_token_ids=request.stop_token_ids,
-        ignore_eos=request.ignore_eos,
+        ignore_eos=bool(request.ignore_eos),
         max_tokens=max_tokens,
         min_tokens=request.min_tokens or 0,
         logprobs=logprobs,
@@ -142,8 +142,8 @@ def sampling_params(
         logit_bias=_logit_bias(request.logit_bias, vocab_size),
         allowed_token_ids=request.allowed_token_ids,
         bad_words=request.bad_words,
-        skip_special_tokens=request.skip_special_tokens,
-        include_stop_str_in_output=request.include_stop_str_in_output,
+        skip_special_tokens=request.skip_special_tokens is not False,
+        include_stop_str_in_output=bool(request.include_stop_str_in_output),
         structured_outputs=structured_outputs(request),
     )
 
@@ -167,7 +167,7 @@ def requested_prompt_logprobs(request: GenerationRequest) -> int | None:
 def _repetition_detection(fields: RepetitionDetectionFields | None) -> RepetitionDetection | None:
     if fields is None or not fields.max_pattern_size:
         return None
-    values = msgspec.to_builtins(fields)
+    values = {name: value or 0 for name, value in msgspec.to_builtins(fields).items()}
     try:
         return RepetitionDetection(**values)
     except ValueError as error:

@@ -38,12 +38,14 @@ async def tokenize(http_request: web.Request) -> web.Response:
         context.models.find(request.model)
         check_tools(request)
         text = await render_chat(context, request)
+        adds_special_tokens = bool(request.add_special_tokens)
     else:
         request = decode_body(raw, TokenizeTextRequest)
         context.models.find(request.model)
         text = request.prompt
+        adds_special_tokens = request.add_special_tokens is not False
     tokenizer = context.engine.tokenizer
-    (ids,) = await encode(tokenizer, [text], add_special_tokens=request.add_special_tokens)
+    (ids,) = await encode(tokenizer, [text], add_special_tokens=adds_special_tokens)
     token_strs = None
     if request.return_token_strs:
         token_strs = [tokenizer.token_text(token_id) for token_id in ids]
