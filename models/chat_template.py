@@ -156,6 +156,16 @@ def _one_line(error: Exception) -> str:
 # --- messages ----------------------------------------------------------------------------------
 
 
+_TEXT_FIELDS: Mapping[str, str] = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+"""Types of parts that are text, and the field that it stands in; as in vLLM's `chat_utils.py`."""
+
+
 class _Message:
     """One message with its content taken apart: `texts` is None where there is none."""
 
@@ -186,12 +196,13 @@ def _texts(index: int, content: Any) -> list[str] | None:
 def _text_of_part(index: int, part: Any) -> str:
     if isinstance(part, str):
         return part
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
+    fields = part if isinstance(part, Mapping) else {}
+    kind = fields.get("type")
+    text = fields.get(_TEXT_FIELDS.get(kind)) if isinstance(kind, str) else None
+    if not isinstance(text, str):
         raise ChatTemplateError(
             f"messages[{index}].content has a part of type {kind!r}; only text is supported."
         )
-    text: str = part[kind]
     return text
 
 

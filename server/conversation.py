@@ -34,7 +34,10 @@ def text_of(message: ChatMessage) -> str:
     """Return a message's content as one string, its parts joined by newlines."""
     if message.content is None or isinstance(message.content, str):
         return message.content or ""
-    return "\n".join(part if isinstance(part, str) else part.text or "" for part in message.content)
+    return "\n".join(
+        part if isinstance(part, str) else part.text or part.refusal or part.thinking or ""
+        for part in message.content
+    )
 
 
 def _render(context: ServerContext, request: ChatCompletionRequest) -> str:

@@ -157,11 +157,12 @@ class EmbeddingRequest(Struct, kw_only=True):
 
 
 class ContentPart(Struct, kw_only=True):
-    """One part of a message; only text (and an earlier refusal) can be served."""
+    """One part of a message; only text can be served, in the field that its type has."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    thinking: str | None = None
 
 
 class ChatMessage(Struct, kw_only=True):

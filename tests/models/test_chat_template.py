@@ -258,6 +258,9 @@ def test_a_template_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch):
         (user(5), r"messages\[0\].content must be text or a list of parts"),
         (user([{"type": "image_url", "image_url": {}}]), "part of type 'image_url'; only text"),
         (user([{"type": "text"}]), "part of type 'text'; only text is supported"),
+        (user([{"type": "input_image", "text": "a"}]), "part of type 'input_image'; only text"),
+        (user([{"type": "thinking", "text": "a"}]), "part of type 'thinking'; only text"),
+        (user([{"type": ["text"], "text": "a"}]), r"part of type \['text'\]; only text"),
         (user([7]), "part of type None; only text"),
     ],
 )

@@ -235,6 +235,28 @@ def test_what_messages_are_refused(messages, param):
     assert error_of(CHAT, {"messages": messages})["param"] == param
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        "b",
+        {"type": "text", "text": "b"},
+        {"type": "input_text", "text": "b"},
+        {"type": "output_text", "text": "b", "annotations": []},
+        {"type": "refusal", "refusal": "b"},
+        {"type": "thinking", "thinking": "b"},
+    ],
+)
+def test_parts_that_are_text_are_one_whatever_they_are_called(part):
+    answers = []
+    for content in ("a\nb", [{"type": "text", "text": "a"}, part]):
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": content}]
+        body = {"messages": messages, "add_generation_prompt": False, "echo": True}
+        answer = ok(CHAT, {**body, "return_prompt_text": True})
+        answers.append((answer["prompt_text"], answer["choices"][0]["message"]["content"]))
+    assert answers[0] == answers[1]
+    assert answers[0][1].startswith("a\nb")
+
+
 @pytest.mark.parametrize("arguments", ["[" * 100_000, '"\\ud800"'])
 def test_hostile_tool_arguments_are_the_client_s_error(arguments):
     call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
