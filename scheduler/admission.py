@@ -188,13 +188,18 @@ class InputProcessor:
                 )
 
     def _bad_word_ids(self, params: SamplingParams) -> list[list[int]]:
-        """Return each bad word's token sequence, as it is and after a space (as the reference)."""
+        """Return each bad word's token sequence, as it is and after a space (as the reference).
+
+        White space alone is forbidden as it is written.
+        """
         sequences: list[list[int]] = []
         for word in params.bad_words or ():
-            bare = self._tokenizer.encode(word.lstrip(), add_special_tokens=False)
-            spaced = self._tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
-            if bare:
-                sequences.append(bare)
+            text = word.lstrip()
+            bare = self._tokenizer.encode(text or word, add_special_tokens=False)
+            if not bare:
+                continue
+            sequences.append(bare)
+            spaced = self._tokenizer.encode(" " + text, add_special_tokens=False) if text else []
             if spaced and spaced[0] != bare[0] and len(spaced) == len(bare):
                 sequences.append(spaced)
         return sequences

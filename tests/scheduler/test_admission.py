@@ -87,6 +87,12 @@ def test_bad_words_are_forbidden_as_written_and_after_a_space(processor):
     assert edits.bad_words == ((ord("A"),),)  # " A" is two bytes here, so it adds nothing
 
 
+@pytest.mark.parametrize("word", [" ", "  ", "\n", "\t ", "\u3000"])
+def test_white_space_is_a_bad_word_as_it_is_written(processor, word):
+    edits = admit(processor, bad_words=[word, " A"]).logit_edits
+    assert edits.bad_words == (tuple(word.encode()), (ord("A"),))
+
+
 @pytest.mark.parametrize("priority", [0, -1, 2**63 - 1, -(2**63)])
 def test_every_sample_has_the_priority_and_the_cache_mode(processor, priority):
     params = SamplingParams(n=3, temperature=1.0)
