@@ -56,9 +56,9 @@ def chat_params(
     context: ServerContext, request: ChatCompletionRequest, prompt: Prompt, num_logprobs: int | None
 ) -> SamplingParams:
     """Return the engine's parameters of a conversation's answer."""
-    requested = request.max_completion_tokens
+    requested, name = request.max_completion_tokens, "max_completion_tokens"
     if requested is None:
-        requested = request.max_tokens
+        requested, name = request.max_tokens, "max_tokens"
     if requested is None and "max_tokens" in context.sampling_defaults:
         # The model's own limit, unlike a client's, may exceed a context that was made shorter.
         limit = context.engine.max_model_len
@@ -71,6 +71,7 @@ def chat_params(
             num_prompt_tokens=len(prompt.token_ids),
             max_model_len=context.engine.max_model_len,
             cap=context.max_tokens_cap,
+            name=name,
         ),
         logprobs=num_logprobs,
         prompt_logprobs=requested_prompt_logprobs(request),

@@ -79,7 +79,12 @@ def _checked_defaults(defaults: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolve_max_tokens(
-    requested: int | None, *, num_prompt_tokens: int, max_model_len: int, cap: int | None = None
+    requested: int | None,
+    *,
+    num_prompt_tokens: int,
+    max_model_len: int,
+    cap: int | None = None,
+    name: str = "max_tokens",
 ) -> int:
     """Return how many tokens a request may generate: what it asks for, cut to what fits.
 
@@ -88,18 +93,19 @@ def resolve_max_tokens(
       num_prompt_tokens: length of the prompt.
       max_model_len: longest prompt plus output.
       cap: the server's own limit, which cuts without an error; None: none.
+      name: of the field that asks.
 
-    Raises: ParameterError if it asks for more than the whole context.
+    Raises: ParameterError if it asks for no token, or for more than the whole context.
     """
     room = max_model_len - num_prompt_tokens
     if cap is not None:
         room = min(room, cap)
     if requested is None:
         return room
+    if requested < 1:
+        raise ParameterError(name, requested, "must be at least 1")
     if requested > max_model_len:
-        raise ParameterError(
-            "max_tokens", requested, f"must not exceed max_model_len={max_model_len}"
-        )
+        raise ParameterError(name, requested, f"must not exceed max_model_len={max_model_len}")
     return min(requested, room)
 
 

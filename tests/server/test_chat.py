@@ -141,6 +141,14 @@ def test_role_is_the_last_message_s_where_no_answer_is_opened():
     assert ok(CHAT, body)["choices"][0]["message"]["role"] == "user"
 
 
+@pytest.mark.parametrize("value", [0, -1, 10**6])
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_limit_out_of_range_is_named_as_it_was_sent(name, value):
+    error = error_of(CHAT, {"messages": ASK, name: value})
+    assert error["param"] == name
+    assert error["message"].startswith(f"{name} must")
+
+
 def test_max_completion_tokens_wins():
     engine = FakeEngine(max_model_len=100)
     ok(CHAT, {"messages": ASK, "max_completion_tokens": 3, "max_tokens": 9}, engine)
