@@ -192,7 +192,7 @@ def chat_request(
         logprobs=wants_logprobs(request) or None,
         top_logprobs=request.top_logprobs,
         tools=[_tool(tool) for tool in request.tools] if request.tools else None,
-        tool_choice=_tool_choice(request) if request.tools else None,
+        tool_choice=_tool_choice(request),
         response_format=_response_format(request),
         reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
     )
@@ -313,6 +313,8 @@ def _tool(tool: JsonObject) -> JsonObject:
 
 def _tool_choice(request: ResponseRequest) -> str | JsonObject | None:
     choice = request.tool_choice
+    if not request.tools and choice in ("none", "auto"):
+        return None
     if isinstance(choice, dict) and choice.get("type") == "function" and "name" in choice:
         return {"type": "function", "function": {"name": choice["name"]}}
     return choice

@@ -274,6 +274,9 @@ def test_calls_and_their_outputs_become_messages_of_the_template():
         ({"input": 3}, "body.input", "Expected"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "no response"),
         ({"top_logprobs": 21}, "top_logprobs", "20"),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"tool_choice": "nonsense", "tools": []}, "tool_choice", "needs tools"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "needs tools"),
     ],
 )
 def test_what_is_refused_names_the_field(fields, param, message):
@@ -281,6 +284,12 @@ def test_what_is_refused_names_the_field(fields, param, message):
     error = error_of(RESPONSES, {"input": "Hi", **fields}, status=status)
     assert error["param"] == param
     assert message in error["message"]
+
+
+@pytest.mark.parametrize("choice", ["none", "auto", None])
+@pytest.mark.parametrize("tools", [[], None])
+def test_a_choice_that_calls_nothing_needs_no_tools(choice, tools):
+    ok(RESPONSES, {"input": "Hi", "tools": tools, "tool_choice": choice})
 
 
 def test_a_negative_bound_of_the_store_is_refused():
