@@ -244,6 +244,12 @@ def _tool(index: int, fields: dict[str, Any]) -> _ToolFields:
         raise ApiError(f"{where}: {reason}.", type=SCHEMA_ERROR, param=f"body.{where}") from None
     if not tool.function.name:
         raise ApiError("The name of a function must not be empty.", param=f"tools.{index}")
+    if not tool.function.name.isprintable():
+        # Where it stands in a text, no parser would take it for a name (`CallObject`).
+        raise ApiError(
+            f"The name of a function must be printable, got {tool.function.name[:80]!r}.",
+            param=f"tools.{index}",
+        )
     if (tool.function.parameters or {}).get("type", "object") != "object":
         raise ApiError(
             f"The parameters of {tool.function.name!r} must be the schema of an object.",

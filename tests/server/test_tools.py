@@ -314,6 +314,11 @@ def test_model_whose_vocabulary_has_newer_marks_is_held_to_the_newer_form():
             "must not be empty",
         ),
         (
+            {"tools": [{"type": "function", "function": {"name": "a\nb"}}]},
+            "tools.0",
+            r"must be printable, got 'a\nb'",
+        ),
+        (
             {"tools": [{"type": "function", "function": {"name": 5}}]},
             "body.tools.0.function.name",
             "Expected `str`",
