@@ -26,6 +26,7 @@ def after_reasoning(outputs: StructuredOutputs, rules: Sequence[str]) -> Structu
             grammar="\n".join(["start: prefix answer", *rules]) + "\n",
             schemas={"answer": schema},
             spaces_json=True,
+            source=outputs.field_of(outputs.kind),
         )
     if outputs.choice is not None:
         body = " | ".join(json.dumps(text, ensure_ascii=False) for text in outputs.choice)
@@ -40,7 +41,7 @@ def after_reasoning(outputs: StructuredOutputs, rules: Sequence[str]) -> Structu
             param=outputs.source,
         )
     text = "\n".join(["start: prefix answer", *rules, f"answer: {body}"]) + "\n"
-    return StructuredOutputs(grammar=text, source=outputs.source)
+    return StructuredOutputs(grammar=text, source=outputs.field_of(outputs.kind))
 
 
 def _slashes_escaped(pattern: str) -> str:

@@ -86,11 +86,16 @@ class StructuredOutputs:
           rule: what must be.
           value: what is there, where the constraint itself is too long to be shown.
         """
-        return self._error(self.kind, rule, value)
+        # A grammar around schemas is not what the request has sent; those are.
+        return self._error(self.kind, rule, value or list(self.schemas.values()) or None)
+
+    def field_of(self, name: str) -> str:
+        """Return the field of the caller's request that holds one of these."""
+        is_whole = self.source != _SOURCE  # a field that says nothing else
+        return self.source if is_whole else f"{self.source}.{name}"
 
     def _error(self, name: str, rule: str, value: object = None) -> ParameterError:
-        is_whole = self.source != _SOURCE  # a field that says nothing else
-        parameter = self.source if is_whole else f"{self.source}.{name}"
+        parameter = self.field_of(name)
         return ParameterError(parameter, getattr(self, name) if value is None else value, rule)
 
     def _check_texts(self) -> None:

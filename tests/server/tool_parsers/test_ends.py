@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from paged.scheduler.params import ParameterError
 from paged.scheduler.structured.grammar_constraint import GrammarConstraint
 from paged.scheduler.structured.json_numbers import MAX_NUMBER_LENGTH
 from paged.scheduler.structured.params import StructuredOutputs
@@ -165,3 +166,18 @@ def test_white_space_behind_reasoning_is_what_the_request_says(compiler):
         state = fed(compiler.compile(outputs).start(jumps=False), text)
         assert EOS in allowed(state) or state.is_over
         assert json.loads(text.replace("_", "")) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "match"),
+    [
+        (StructuredOutputs(json={"type": "no"}), r"^structured_outputs\.json .*'type': 'no'"),
+        (StructuredOutputs(regex="("), r"^structured_outputs\.regex cannot be compiled"),
+        (StructuredOutputs(json={"type": "no"}, source="response_format"), r"^response_format can"),
+        (StructuredOutputs(json=False), r"^structured_outputs\.json allows no value"),
+    ],
+    ids=str,
+)
+def test_what_cannot_follow_on_reasoning_is_named_as_it_was_sent(compiler, outputs, match):
+    with pytest.raises(ParameterError, match=match):
+        compiler.compile(after_reasoning(outputs, THINK))
