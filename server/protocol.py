@@ -34,6 +34,7 @@ type TokenIds = Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)]
 type AllowedTokenIds = Annotated[list[int], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)]
 type LogitBias = Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIASES)]
 type BadWords = Annotated[list[ShortText], Meta(max_length=MAX_BAD_WORDS)]
+_HALF_A_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])(?=.)", re.DOTALL)
 # What is logged has no line breaks and no terminal escapes; `$` alone would let the last one pass.
 _NO_CONTROLS = r"^[^\x00-\x1f\x7f]*$(?!\n)"
 type RequestId = Annotated[str, Meta(max_length=256, pattern=_NO_CONTROLS)]
@@ -290,7 +291,10 @@ def decode_body[T](raw: bytes, kind: type[T]) -> T:
     except msgspec.DecodeError as error:
         position = re.search(r"\(byte (\d+)\)", str(error))
         where = position[1] if position else str(len(raw))
-        raise _malformed(str(error), f"body.{where}") from None
+        # Close to the end the decoder calls it truncated, as it looks for the other half.
+        is_half = position is None and _HALF_A_PAIR.search(raw[-12:]) is not None
+        reason = "a surrogate without its other half" if is_half else str(error)
+        raise _malformed(reason, f"body.{where}") from None
     except RecursionError:
         raise _malformed("nested too deeply", "body") from None
 

@@ -307,6 +307,24 @@ def test_lone_surrogate_is_the_client_s_error():
     assert post_raw(b'{"prompt": "a\\ud83d b"}')[0] == 400
 
 
+@pytest.mark.parametrize("half", ["\\ud800", "\\uDBFF", "\\udc00"])
+@pytest.mark.parametrize("rest", ["", "a", "abcde", "abcdef" * 9])
+def test_half_a_character_is_said_to_be_one(half, rest):
+    status, answer = post_raw(f'{{"prompt": "{half}{rest}"}}'.encode())
+    error = checked_error(answer, status)
+    assert status == 400
+    assert "surrogate" in error["message"]
+    assert error["param"].startswith("body.")
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b'{"prompt": "a', b'{"prompt": "\\ud83d', b'{"prompt": "\\ud83d\\ude00']
+)
+def test_half_a_body_is_said_to_be_one(raw):
+    status, answer = post_raw(raw)
+    assert "truncated" in checked_error(answer, status)["message"]
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "text/json"])
 def test_wrong_content_type(kind):
     status, answer = post_raw(json.dumps(PROMPT).encode(), {"Content-Type": kind})
