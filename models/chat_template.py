@@ -198,11 +198,11 @@ def _text_of_part(index: int, part: Any) -> str:
         return part
     fields = part if isinstance(part, Mapping) else {}
     kind = fields.get("type")
-    text = fields.get(_TEXT_FIELDS.get(kind)) if isinstance(kind, str) else None
+    field = _TEXT_FIELDS.get(kind) if isinstance(kind, str) else None
+    text = fields.get(field)
     if not isinstance(text, str):
-        raise ChatTemplateError(
-            f"messages[{index}].content has a part of type {kind!r}; only text is supported."
-        )
+        rule = "only text is supported" if field is None else f"its text must stand in {field!r}"
+        raise ChatTemplateError(f"messages[{index}].content has a part of type {kind!r}; {rule}.")
     return text
 
 
