@@ -1,4 +1,4 @@
-"""The decoder-only skeleton: attention and MLPs on a residual stream.
+"""The decoder-only skeleton: attention and MLPs on a float32 residual stream.
 
 Families differ from it by configuration (where norms are, soft caps, windows, rotary embeddings),
 not by code. Layers are unrolled, and each keeps its own cache array, so that a donated cache is
@@ -42,6 +42,7 @@ class DecoderLayer(nnx.Module):
         def norm(places: tuple[str, ...]) -> RMSNorm | None:
             return make_norm(config, dtype) if config.norms in places else None
 
+        self.dtype = dtype
         self.multiplier = config.residual_multiplier
         self.attention_norm = norm(("before", "around"))
         self.attention = make_attention(
@@ -58,10 +59,10 @@ class DecoderLayer(nnx.Module):
         cos_sin: tuple[Array, Array],
         context: AttentionContext,
     ) -> tuple[Float[Array, "num_tokens hidden"], Array | None]:
-        """Return the residual stream after this layer, and the context's updated cache."""
-        branch = Branch(self.attention_norm, self.attention_post_norm, self.multiplier)
+        """Return the float32 residual stream after this layer, and the context's updated cache."""
+        branch = Branch(self.dtype, self.attention_norm, self.attention_post_norm, self.multiplier)
         x, kv_cache = self.attention(x, branch, cos_sin, context)
-        branch = Branch(self.mlp_norm, self.mlp_post_norm, self.multiplier)
+        branch = Branch(self.dtype, self.mlp_norm, self.mlp_post_norm, self.multiplier)
         return self.mlp(x, branch, context.num_rows), kv_cache
 
 
@@ -124,7 +125,8 @@ class DecoderLM(nnx.Module):
     ) -> tuple[Float[Array, "num_tokens hidden"], tuple[Array, ...]]:
         """Return the hidden states after the final norm, and the updated cache arrays."""
         cos_sin = self._angles(batch.positions)
-        x = self.embed(batch.token_ids)
+        vectors = self.embed(batch.token_ids)
+        x = vectors.astype(jnp.float32)
         plans: dict[tuple[int, int | None], AttentionPlan] = {}
         arrays = list(kv_layers)
         for layer, angles, place in zip(self.layers, cos_sin, self.cache_places, strict=True):
@@ -132,7 +134,7 @@ class DecoderLM(nnx.Module):
             window = layer.attention.sliding_window
             plan = plans.get((place.group, window))
             if plan is None:
-                plan = self._plan_attention(metadata, x, arrays[0], window)
+                plan = self._plan_attention(metadata, vectors, arrays[0], window)
                 plans[place.group, window] = plan
             context = PagedContext(arrays[place.array], metadata, plan)
             x, updated = _apply_layer(layer, x, angles, context)
@@ -153,7 +155,7 @@ class DecoderLM(nnx.Module):
         cos_sin = self._angles(jnp.tile(jnp.arange(length, dtype=jnp.int32), num_seqs))
         context = DenseContext(num_seqs, length)
         apply = jax.checkpoint(_apply_layer) if remat else _apply_layer
-        x = self.embed(token_ids.reshape(-1))
+        x = self.embed(token_ids.reshape(-1)).astype(jnp.float32)
         for layer, angles in zip(self.layers, cos_sin, strict=True):
             x, _ = apply(layer, x, angles, context)
         return self.norm(x).reshape(num_seqs, length, -1)
@@ -168,16 +170,16 @@ class DecoderLM(nnx.Module):
         return [angles[rope] for rope in ropes]
 
     def _plan_attention(
-        self, metadata: AttentionMetadata, x: Array, kv_cache: Array, window: int | None
+        self, metadata: AttentionMetadata, vectors: Array, kv_cache: Array, window: int | None
     ) -> AttentionPlan:
         """Return what layers of one cache group and one window share."""
         call = AttentionCall(
-            num_tokens=x.shape[0],
+            num_tokens=vectors.shape[0],
             num_q_heads=self.config.num_q_heads,
             num_kv_heads=self.config.num_kv_heads,
             head_dim=self.config.head_dim,
             block_size=kv_cache.shape[3],
-            q_dtype=str(x.dtype),
+            q_dtype=str(vectors.dtype),
             kv_cache_dtype=str(kv_cache.dtype),
             sliding_window=window,
             soft_cap=self.config.attention_soft_cap,

@@ -84,7 +84,8 @@ class LatentAttention(nnx.Module):
         num_rows, latent = context.num_rows, self.latent
         first = self.q_proj or self.q_down_proj
         assert first is not None
-        q, kv = project(x, first, self.kv_down_proj, norm=branch.norm, num_rows=num_rows)
+        rows, norm = branch.enter(x)
+        q, kv = project(rows, first, self.kv_down_proj, norm=norm, num_rows=num_rows)
         if self.q_up_proj is not None:
             (q,) = project(q, self.q_up_proj, norm=self.q_norm, num_rows=num_rows)
         absorbed = jnp.einsum("TNH,NHR->TNR", q[..., : latent.nope_dim], self.k_up[...])

@@ -84,18 +84,27 @@ class Linear(nnx.Module):
         x: Float[Array, "num_tokens ..."],
         residual: Float[Array, "num_tokens ..."] | None = None,
         num_rows: Int[Array, "1"] | None = None,
+        *,
+        is_wide: bool = False,
     ) -> Float[Array, "num_tokens ..."]:
-        """Return the product, plus `residual`, in x's dtype, which is the weight's.
+        """Return the product.
 
-        Rows from `num_rows` on, if that is given, are padding and hold garbage.
+        Args:
+          x: the input, of the dtype that products are computed in.
+          residual: float32, what is added to the product; the sum is float32, too.
+          num_rows: rows from it on, if it is given, are padding and hold garbage.
+          is_wide: a product alone is float32, as its terms are summed; else it has x's dtype. What
+            devices sum is rounded to that in any case, to be half the bytes.
         """
+        is_wide = is_wide or residual is not None
         packed = self.packed()
         if packed is None:
-            y = self._product(x)
+            y = self._product(x, is_wide)
             return y if residual is None else residual + y
         rows = None if residual is None else _rows(residual)
         inputs, packed = _in_order(_rows(x), packed)
-        (y,) = packed_linear(inputs, [packed], residual=rows, num_rows=num_rows)
+        dtype = jnp.float32 if is_wide else x.dtype
+        (y,) = packed_linear(inputs, [packed], residual=rows, num_rows=num_rows, out_dtype=dtype)
         y = y.reshape(x.shape[0], *self.output_shape)
         return y if self.adapters is None else self.adapters.add(x, y)
 
@@ -106,14 +115,16 @@ class Linear(nnx.Module):
             return packed
         return packed._replace(bias=self.bias[...].reshape(-1))
 
-    def _product(self, x: Array) -> Array:
-        y = multiply(self.weight, _rows(x), math.prod(self.output_shape))
+    def _product(self, x: Array, is_wide: bool) -> Array:
+        product = multiply_float32 if is_wide and self.sum_axis is None else multiply
+        y = product(self.weight, _rows(x), math.prod(self.output_shape))
         y = y.reshape(x.shape[0], *self.output_shape)
         if self.adapters is not None:
             y = self.adapters.add(x, y)
         if self.sum_axis is not None:
             y = jax.lax.psum(y, self.sum_axis)  # type: ignore[no-untyped-call]
-        return y if self.bias is None else y + self.bias[...][None]
+        y = y.astype(jnp.float32 if is_wide else x.dtype)
+        return y if self.bias is None else y + self.bias[...].astype(y.dtype)[None]
 
 
 class Embed(nnx.Module):
@@ -248,8 +259,10 @@ class RMSNorm(nnx.Module):
         initial = jnp.zeros if adds_one else jnp.ones
         self.weight = parameter(initial(tuple(axes.values()), dtype), tuple(axes))
 
-    def __call__(self, x: Float[Array, "num_tokens ..."]) -> Float[Array, "num_tokens ..."]:
-        """Return the normalised input in x's dtype."""
+    def __call__(
+        self, x: Float[Array, "num_tokens ..."], *, is_wide: bool = False
+    ) -> Float[Array, "num_tokens ..."]:
+        """Return the normalised input in the weight's dtype, or, if it is wide, in float32."""
         scale = self.scale().astype(jnp.float32)
         wide = x.astype(jnp.float32)
         axes = tuple(range(-scale.ndim, 0))
@@ -257,7 +270,8 @@ class RMSNorm(nnx.Module):
         if self.mean_axis is not None:
             mean_square = jax.lax.pmean(mean_square, self.mean_axis)  # type: ignore[no-untyped-call]
         normed = wide * jax.lax.rsqrt(mean_square + self.epsilon)
-        return (normed * jnp.expand_dims(scale, tuple(range(x.ndim - scale.ndim)))).astype(x.dtype)
+        scaled = normed * jnp.expand_dims(scale, tuple(range(x.ndim - scale.ndim)))
+        return scaled if is_wide else scaled.astype(self.weight.dtype)
 
     def scale(self) -> Array:
         """Return what is multiplied by: the weight, or 1 plus the weight in float32."""
@@ -272,7 +286,8 @@ def project(
 ) -> tuple[Float[Array, "num_tokens ..."], ...]:
     """Return the products of one input, or of what `norm` makes of it, with each layer.
 
-    Rows from `num_rows` on, if that is given, are padding and hold garbage.
+    They have the dtype of the input, or of the norm's weight, which is what it is rounded to. Rows
+    from `num_rows` on, if that is given, are padding and hold garbage.
     """
     packed = _all_packed(layers)
     if packed is None:
@@ -333,7 +348,7 @@ def _all_packed(layers: tuple[Linear, ...]) -> list[PackedWeight] | None:
 
 
 def _packed_norm(norm: RMSNorm | None) -> PackedNorm | None:
-    return None if norm is None else PackedNorm(norm.scale(), norm.epsilon)
+    return None if norm is None else PackedNorm(norm.scale(), norm.epsilon, norm.weight.dtype)
 
 
 def _in_order(x: Array, packed: PackedWeight) -> tuple[Array, PackedWeight]:

@@ -41,12 +41,13 @@ class MLP(nnx.Module):
         self, x: Float[Array, "num_tokens hidden"], branch: Branch, num_rows: Int[Array, "1"]
     ) -> Float[Array, "num_tokens hidden"]:
         """Return the stream x after this branch; rows from `num_rows` on are padding."""
+        rows, norm = branch.enter(x)
         mixed = project_gated(
-            x,
+            rows,
             self.gate_proj,
             self.up_proj,
             activation=self.activation,
-            norm=branch.norm,
+            norm=norm,
             num_rows=num_rows,
         )
         return branch.project_and_join(x, mixed, self.down_proj, num_rows)

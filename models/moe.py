@@ -185,6 +185,7 @@ class Experts(nnx.Module):
     ) -> Float[Array, "num_tokens hidden"]:
         """Return the sum of each row's experts, each times its scale; zero from `num_rows` on.
 
+        It is float32, or of the rows' dtype where it is summed over devices.
         A number in `chosen` that is none of these experts adds nothing.
         """
         num_experts, hidden_size = self.down_proj.output_shape
@@ -203,10 +204,12 @@ class Experts(nnx.Module):
         # Not only the scales: what was not computed need not be a number.
         outputs = jnp.where(pairs.is_computed[..., None], outputs, 0)
         scales = jnp.where(pairs.is_computed, scales, 0)
-        mixed = jnp.einsum("TK,TKD->TD", scales, outputs).astype(rows.dtype)
-        if self.sum_axis is not None:
-            mixed = jax.lax.psum(mixed, self.sum_axis)  # type: ignore[no-untyped-call]
-        return mixed
+        mixed = jnp.einsum("TK,TKD->TD", scales, outputs)
+        if self.sum_axis is None:
+            return mixed
+        # Rounded, to be half the bytes.
+        summed: Array = jax.lax.psum(mixed.astype(rows.dtype), self.sum_axis)  # type: ignore[no-untyped-call]
+        return summed
 
     @property
     def _layers(self) -> tuple[ExpertLinear, ExpertLinear, ExpertLinear]:
@@ -283,7 +286,7 @@ class SparseMLP(nnx.Module):
         self, x: Float[Array, "num_tokens hidden"], branch: Branch, num_rows: Int[Array, "1"]
     ) -> Float[Array, "num_tokens hidden"]:
         """Return the stream x after this branch; rows from `num_rows` on are padding."""
-        rows = x if branch.norm is None else branch.norm(x)
+        rows = branch.read(x)
         chosen, scales = self.router(rows)
         if self.shared is not None:
             # It joins the stream by itself, which is the same where no norm is after the sum.

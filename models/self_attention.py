@@ -63,8 +63,9 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "num_tokens hidden"], Array | None]:
         """Return the stream x after this branch, and the context's updated cache, if it has one."""
         num_rows = context.num_rows
+        rows, norm = branch.enter(x)
         projections = self.q_proj, self.k_proj, self.v_proj
-        q, k, v = project(x, *projections, norm=branch.norm, num_rows=num_rows)
+        q, k, v = project(rows, *projections, norm=norm, num_rows=num_rows)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         options = AttentionOptions(

@@ -58,7 +58,8 @@ def multiply_float32(weight: StoredWeight, x: Array, num_outputs: int) -> Array:
     """Return `multiply`'s product before it is rounded, float32."""
     if not isinstance(weight, nnx.Param):
         return weight.multiply(x, num_outputs)
-    return jnp.einsum("TD,FD->TF", x, weight[...], preferred_element_type=jnp.float32)
+    matrix = weight[...].reshape(num_outputs, -1)
+    return jnp.einsum("TD,FD->TF", x, matrix, preferred_element_type=jnp.float32)
 
 
 def look_up(weight: StoredWeight, rows: Array, num_inputs: int, dtype: np.dtype) -> Array:

@@ -75,10 +75,18 @@ class PackedWeight(NamedTuple):
 
 
 class PackedNorm(NamedTuple):
-    """RMSNorm of the input: its weight `[K]`, of the input's type or float32, and its epsilon."""
+    """RMSNorm of the input.
+
+    Attributes:
+      weight: `[K]`, of `dtype` or float32.
+      epsilon: added to the mean square.
+      dtype: what the normalised input is rounded to; None: the input's own type. Only float32 has
+        another to be rounded to.
+    """
 
     weight: Array | np.ndarray
     epsilon: float
+    dtype: str | np.dtype | None = None
 
 
 def packed_shape(num_outputs: int, num_inputs: int, dtype: np.dtype) -> tuple[int, int, int, int]:
@@ -165,16 +173,18 @@ def packed_linear(
     Args:
       x: `[M, K]`.
       weights: at most four, all of one type.
-      norm: what x goes through first, rounded to x's type; None: nothing.
+      norm: what x goes through first; what is said of x's type below is then of the norm's. None:
+        nothing.
       activation: one of `ACTIVATIONS`; the only result is then `activation(y0) * y1` of two
         weights' products.
-      residual: `[M, N]`, of x's type, added to the first result.
+      residual: `[M, N]`, of `out_dtype`, added to the first result.
       num_rows: int32 `[1]`, how many rows there are; those after them are padding, whose results
         are zero and take no time. None: M.
       out_dtype: x's element type, the default, or float32.
       level: index in `paged.native.library.LEVELS` of the instructions to use; -1: the best.
     """
-    dtype = jnp.dtype(out_dtype or x.dtype)
+    in_dtype = x.dtype if norm is None else jnp.dtype(norm.dtype or x.dtype)
+    dtype = jnp.dtype(out_dtype or in_dtype)
     outputs = weights if activation is None else weights[:1]
     shapes = [_shape((x.shape[0], weight.num_outputs), dtype) for weight in outputs]
     assert all(weight.order is None for weight in weights), "the caller puts inputs in order"
@@ -182,7 +192,7 @@ def packed_linear(
     if norm is not None:
         operands.append(norm.weight)
         # Nobody reads the normalised x, but XLA plans its memory with that of all temporaries.
-        shapes.append(_shape(x.shape, x.dtype))
+        shapes.append(_shape(x.shape, in_dtype))
     if residual is not None:
         operands.append(residual)
     if num_rows is not None:

@@ -98,8 +98,40 @@ def test_gated_projection(dtype, quantization, activation):
 @pytest.mark.parametrize(("dtype", "quantization"), FORMATS)
 def test_product_over_several_axes_with_a_residual(dtype, quantization):
     layer = linear("TNH,DNH->TD", {"d": 70, "n": 3, "h": 9}, dtype, quantization)
-    x, residual = random((5, 3, 9), dtype, seed=1), random((5, 70), dtype, seed=2)
-    check(lambda: (layer(x), layer(x, residual=residual)), [layer], dtype)
+    x, residual = random((5, 3, 9), dtype, seed=1), random((5, 70), "float32", seed=2)
+    check(lambda: (layer(x), layer(x, is_wide=True), layer(x, residual=residual)), [layer], dtype)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_neither_stream_nor_wide_product_is_rounded(is_packed):
+    # Exact sums that bfloat16 has not enough digits for.
+    layer = Linear("TD,FD->TF", {"f": 70, "d": 2}, dtype="bfloat16", rngs=nnx.Rngs(0))
+    layer.weight.set_value(jnp.tile(jnp.asarray([1, 2.0**-9], "bfloat16"), (70, 1)))
+    if is_packed:
+        pack_layer(layer)
+    x, residual = jnp.ones((5, 2), "bfloat16"), jnp.full((5, 70), 256 + 2.0**-9)
+    assert (layer(x, is_wide=True) == 1 + 2.0**-9).all()
+    assert (layer(x, residual=residual) == 257 + 2.0**-8).all()
+    assert (layer(x) == jnp.ones((5, 70), "bfloat16")).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_norm_takes_the_wide_stream_to_the_type_of_the_weights(dtype):
+    layers = [linear("TD,FD->TF", {name: 70, "d": SIZE}, dtype, None) for name in "fg"]
+    norm = RMSNorm({"embed": SIZE}, epsilon=0.1, dtype=dtype)
+    norm.weight.set_value(random((SIZE,), dtype, seed=1))
+    x = random((5, SIZE), "float32", seed=2)
+    check(
+        lambda: (
+            project(x, *layers, norm=norm),
+            project_gated(x, *layers, activation="silu", norm=norm),
+        ),
+        layers,
+        dtype,
+    )
+    wide = norm(x, is_wide=True)
+    assert (norm(x).dtype, wide.dtype) == (dtype, jnp.float32)
+    np.testing.assert_array_equal(norm(x), wide.astype(dtype))
 
 
 def test_padding_rows_take_no_part_in_packed_layers():
@@ -187,7 +219,7 @@ def test_weights_of_four_bits(dtype: str, has_zeros: bool):
         lambda: (
             project(x, *layers, norm=norm),
             project_gated(x, *layers, activation="silu", norm=norm),
-            layers[0](x, random((5, 70), dtype, seed=2)),
+            layers[0](x, random((5, 70), "float32", seed=2)),
         ),
         layers,
         dtype,

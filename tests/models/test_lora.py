@@ -130,7 +130,8 @@ def test_an_adapter_is_as_good_as_merged(data_dir, tmp_path, name, targets, fiel
     shapes = {
         m: s for m, s in linear_shapes(folder).items() if m.endswith(tuple(targets.split(" ")))
     }
-    adapter = write_adapter(tmp_path / "adapter", shapes, scale=0.1, **fields)
+    # Logits change by 10; were it 0.1, another order of float32 sums would change some by 1e-4.
+    adapter = write_adapter(tmp_path / "adapter", shapes, scale=0.03, **fields)
     merged = merge(folder, adapter, tmp_path / "merged")
 
     def params(source: Path) -> nnx.State:

@@ -77,13 +77,15 @@ def reference(layer: SparseMLP, config: ExpertsConfig, x: np.ndarray) -> np.ndar
 
 
 def run(layer: SparseMLP, x: np.ndarray, num_rows: int) -> np.ndarray:
-    branch = Branch(RMSNorm({"embed": HIDDEN}, epsilon=1e-6, dtype=str(x.dtype)))
+    """Call the layer with the float32 stream x."""
+    dtype = str(layer.router.weight.dtype)
+    branch = Branch(dtype, RMSNorm({"embed": HIDDEN}, epsilon=1e-6, dtype=dtype))
 
     @jax.jit
     def call(layer: SparseMLP, x: jax.Array, num_rows: jax.Array) -> jax.Array:
         return layer(x, branch, num_rows)
 
-    return np.asarray(call(layer, jnp.asarray(x), jnp.array([num_rows], jnp.int32)))
+    return np.asarray(call(layer, jnp.asarray(x, "float32"), jnp.array([num_rows], jnp.int32)))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -45,10 +45,10 @@ struct LinearProblem {
   LinearWeight weights[kMaxWeights];
   int num_weights;
   WeightType weight_type;
-  bool is_bf16;           // type of x, the biases and the residual; else float32
+  bool is_bf16;           // type of x and the biases; else float32
   bool output_is_bf16;    // type of the results; else float32
   Activation activation;  // if there is one, y of weight 0 is activation(product 0) * product 1
-  const void* residual;   // as y of weight 0, added to it; or null
+  const void* residual;   // as y of weight 0 and of its type, added to it; or null
   // The largest product of each row among a tile's columns, and the first column that has it:
   // [tiles, num_rows] each, written instead of y; null elsewhere. A NaN among them is the largest.
   float* best_values;
@@ -59,7 +59,8 @@ struct LinearProblem {
   float gate_limit;
 };
 
-// Root-mean-square normalisation of rows, computed in float32: y = x / rms(x) * weight.
+// Root-mean-square normalisation of rows, computed in float32: y = x / rms(x) * weight. What is
+// bfloat16 otherwise is float32; if y is float32, all is.
 struct NormProblem {
   const void* x;       // [num_rows, size]
   const void* weight;  // [size]
@@ -67,8 +68,9 @@ struct NormProblem {
   int64_t num_rows;
   int64_t size;
   float epsilon;  // added to the mean square
-  bool is_bf16;         // type of x and y; else float32
-  bool weight_is_bf16;  // only if x is; else float32
+  bool x_is_bf16;
+  bool weight_is_bf16;
+  bool y_is_bf16;
 };
 
 static inline int64_t elements_per_word(WeightType type) {

@@ -46,8 +46,8 @@ inline void apply_gates(const LinearProblem& p, const float* values, float* gate
   }
 }
 
-template <class Element, class Output>
-inline void store_row(const float* sums, const Element* residual, int64_t columns, Output* out) {
+template <class Output>
+inline void store_row(const float* sums, const Output* residual, int64_t columns, Output* out) {
   if (residual)
     for (int64_t i = 0; i < columns; ++i) narrow(sums[i] + widen(residual[i]), out + i);
   else

@@ -62,16 +62,31 @@ class Operands {
   Error error_;
 };
 
-// Reads x [M, K] into the problem.
-Error read_input(ffi::AnyBuffer x, LinearProblem* p) {
-  if (x.element_type() != ffi::BF16 && x.element_type() != ffi::F32)
+// Reads x [M, K] into the problem, whose products are of inputs of type `type`.
+Error read_input(ffi::AnyBuffer x, ffi::DataType type, LinearProblem* p) {
+  if (type != ffi::BF16 && type != ffi::F32)
     return Error::InvalidArgument("x must be bfloat16 or float32");
   if (x.dimensions().size() != 2) return Error::InvalidArgument("x must have two axes");
   p->x = x.untyped_data();
   p->num_rows = x.dimensions()[0];
   p->depth = x.dimensions()[1];
-  p->is_bf16 = x.element_type() == ffi::BF16;
+  p->is_bf16 = type == ffi::BF16;
   return Error::Success();
+}
+
+// The type of what weights are multiplied by: of x, or, if there is a norm, of the result that holds
+// the normalised x, the last of all. A norm rounds float32 to bfloat16, but widens nothing.
+ffi::ErrorOr<ffi::DataType> product_type(ffi::AnyBuffer x, ffi::RemainingRets results,
+                                         bool has_norm) {
+  const ffi::DataType type = x.element_type();
+  if (!has_norm) return type;
+  auto normed = results.get<ffi::AnyBuffer>(results.size() - 1);
+  if (!normed.has_value()) return ffi::Unexpected(normed.error());
+  const ffi::DataType rounded = (*normed)->element_type();
+  if ((rounded != type && type != ffi::F32) || (*normed)->element_count() != x.element_count())
+    return ffi::Unexpected(Error::InvalidArgument(
+        "the normalised x must have the size of x, and its type or fewer bits"));
+  return rounded;
 }
 
 // The type of a packed weight for an x of type `type`; bytes without a sign are pairs of codes.
@@ -155,16 +170,19 @@ Error Linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args,
   const paged::LinearKernels* kernels = kernels_of(level);
   if (!kernels) return unknown_level();
   LinearProblem p{};
-  if (Error error = read_input(x, &p); error.failure()) return error;
+  const bool has_norm = epsilon >= 0;
+  const auto found_type = product_type(x, results, has_norm);
+  if (!found_type.has_value()) return found_type.error();
+  const ffi::DataType type = *found_type;
+  if (Error error = read_input(x, type, &p); error.failure()) return error;
   if (activation < 0 || activation > 2) return Error::InvalidArgument("unknown activation");
   p.activation = static_cast<paged::Activation>(activation);
-  const bool is_gated = activation != 0, has_norm = epsilon >= 0;
+  const bool is_gated = activation != 0;
   if (num_weights < 1 || num_weights > paged::kMaxWeights || (is_gated && num_weights != 2))
     return Error::InvalidArgument("there are one to four weights, with an activation two");
   const size_t num_outputs = is_gated ? 1 : num_weights;
   if (results.size() != num_outputs + has_norm)
     return Error::InvalidArgument("there is a result for each weight, or one with an activation");
-  const ffi::DataType type = x.element_type();
   Operands operands(args);
   ffi::DataType output_type = type;
   for (int i = 0; i < num_weights; ++i) {
@@ -185,7 +203,7 @@ Error Linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args,
   const ffi::DataType norm_type = operands.next_type() == ffi::F32 ? ffi::F32 : type;
   const void* norm = has_norm ? operands.take("the norm's weight", norm_type, {p.depth}) : nullptr;
   if (has_residual)
-    p.residual = operands.take("the residual", type, {p.num_rows, p.weights[0].num_columns});
+    p.residual = operands.take("the residual", output_type, {p.num_rows, p.weights[0].num_columns});
   const void* num_rows = has_num_rows ? operands.take("num_rows", ffi::S32, {1}) : nullptr;
   if (Error error = operands.finish(); error.failure()) return error;
   if (num_rows)
@@ -194,11 +212,9 @@ Error Linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args,
   if (has_norm) {
     auto normed = results.get<ffi::AnyBuffer>(num_outputs);
     if (!normed.has_value()) return normed.error();
-    if ((*normed)->element_type() != type || (*normed)->element_count() != x.element_count())
-      return Error::InvalidArgument("the normalised x must have the type and the size of x");
     paged::run_norm(pool,
-                    {p.x, norm, (*normed)->untyped_data(), p.num_rows, p.depth, epsilon, p.is_bf16,
-                     norm_type == ffi::BF16},
+                    {p.x, norm, (*normed)->untyped_data(), p.num_rows, p.depth, epsilon,
+                     x.element_type() == ffi::BF16, norm_type == ffi::BF16, p.is_bf16},
                     *kernels);
     p.x = (*normed)->untyped_data();
   }
@@ -216,7 +232,7 @@ Error LinearBest(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args
   const paged::LinearKernels* kernels = kernels_of(level);
   if (!kernels) return unknown_level();
   LinearProblem p{};
-  if (Error error = read_input(x, &p); error.failure()) return error;
+  if (Error error = read_input(x, x.element_type(), &p); error.failure()) return error;
   if (num_outputs < 1) return Error::InvalidArgument("there is no output to choose");
   Operands operands(args);
   read_weight(operands, x.element_type(), num_outputs, has_zeros, &p);

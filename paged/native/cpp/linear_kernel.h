@@ -296,8 +296,7 @@ void run_tile(const LinearProblem& p, const Rows& range, const Tile& tile, const
       }
       const int64_t at = (row + i) * weight.num_columns + first;
       const bool has_residual = p.residual && &weight == p.weights;
-      const Element* residual =
-          has_residual ? static_cast<const Element*>(p.residual) + at : nullptr;
+      const Output* residual = has_residual ? static_cast<const Output*>(p.residual) + at : nullptr;
       store_row(products, residual, columns, static_cast<Output*>(weight.y) + at);
     }
   }

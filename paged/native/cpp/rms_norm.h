@@ -7,9 +7,8 @@
 namespace paged {
 namespace {
 
-template <class Element, class Weight>
-void normalize_row(const Element* x, const Weight* weight, int64_t size, float epsilon,
-                   Element* y) {
+template <class Input, class Weight, class Output>
+void normalize_row(const Input* x, const Weight* weight, int64_t size, float epsilon, Output* y) {
   // Four sums shorten the chain of dependent additions.
   Floats squares[4] = {};
   int64_t i = 0;
@@ -28,21 +27,29 @@ void normalize_row(const Element* x, const Weight* weight, int64_t size, float e
   for (i = 0; i < size; ++i) narrow(widen(x[i]) * scale * widen(weight[i]), y + i);
 }
 
-template <class Element, class Weight>
+template <class Input, class Weight, class Output>
 void normalize_typed_rows(const NormProblem& p, int64_t first, int64_t last) {
   for (int64_t row = first; row < last; ++row)
-    normalize_row(static_cast<const Element*>(p.x) + row * p.size,
+    normalize_row(static_cast<const Input*>(p.x) + row * p.size,
                   static_cast<const Weight*>(p.weight), p.size, p.epsilon,
-                  static_cast<Element*>(p.y) + row * p.size);
+                  static_cast<Output*>(p.y) + row * p.size);
+}
+
+template <class Input>
+void normalize_to_bf16(const NormProblem& p, int64_t first, int64_t last) {
+  if (p.weight_is_bf16)
+    normalize_typed_rows<Input, uint16_t, uint16_t>(p, first, last);
+  else
+    normalize_typed_rows<Input, float, uint16_t>(p, first, last);
 }
 
 void normalize(const NormProblem& p, int64_t first, int64_t last) {
-  if (p.is_bf16 && p.weight_is_bf16)
-    normalize_typed_rows<uint16_t, uint16_t>(p, first, last);
-  else if (p.is_bf16)
-    normalize_typed_rows<uint16_t, float>(p, first, last);
+  if (!p.y_is_bf16)
+    normalize_typed_rows<float, float, float>(p, first, last);
+  else if (p.x_is_bf16)
+    normalize_to_bf16<uint16_t>(p, first, last);
   else
-    normalize_typed_rows<float, float>(p, first, last);
+    normalize_to_bf16<float>(p, first, last);
 }
 
 }  // namespace

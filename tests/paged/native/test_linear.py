@@ -136,15 +136,18 @@ def test_float32_logits_of_bfloat16_are_not_rounded(level):
     check(np.asarray(y).astype(np.float64), layer(x), layer.size(x), "float32")
 
 
-def normalized(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
+def normalized(
+    x: np.ndarray, weight: np.ndarray, epsilon: float, dtype: np.dtype | None = None
+) -> np.ndarray:
     wide = x.astype(np.float64)
     y = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + epsilon) * weight.astype(np.float64)
-    return np.asarray(jnp.asarray(y, jnp.float32).astype(x.dtype))
+    return np.asarray(jnp.asarray(y, jnp.float32).astype(dtype or x.dtype))
 
 
 @pytest.mark.parametrize("types", TYPES, ids="-".join)
-@pytest.mark.parametrize("num_rows", [1, 7, 300])
-def test_several_layers_of_one_normalised_input(level, types, num_rows):
+@pytest.mark.parametrize(("num_rows", "is_wide"), [(1, False), (7, True), (7, False), (300, True)])
+def test_several_layers_of_one_normalised_input(level, types, num_rows, is_wide):
+    """Which has the layers' type, or is rounded to it from float32."""
     num_inputs, dtype = 83, types[1]
     layers = [
         Layer(seed, (num_outputs, num_inputs), types, with_bias=seed != 1)
@@ -152,12 +155,15 @@ def test_several_layers_of_one_normalised_input(level, types, num_rows):
     ]
     rng = np.random.default_rng(num_rows)
     # Small, so that epsilon shows.
-    x = (random(rng, (num_rows, num_inputs), "float32") / 16).astype(layers[0].packed.bias.dtype)
-    weight, epsilon = random(rng, (num_inputs,), dtype), 1e-2
-    outputs = packed_linear(
-        x, [layer.packed for layer in layers], norm=PackedNorm(weight, epsilon), level=level
+    narrow = layers[0].packed.bias.dtype
+    x = (random(rng, (num_rows, num_inputs), "float32") / 16).astype(
+        np.float32 if is_wide else narrow
     )
-    normed = normalized(x, weight, epsilon)
+    weight, epsilon = random(rng, (num_inputs,), dtype), 1e-2
+    norm = PackedNorm(weight, epsilon, narrow if is_wide else None)
+    outputs = packed_linear(x, [layer.packed for layer in layers], norm=norm, level=level)
+    assert {y.dtype for y in outputs} == {narrow}
+    normed = normalized(x, weight, epsilon, narrow)
     # An input on the edge between two bfloat16 may be rounded to the other one.
     edge = {"bfloat16": 2**-10, "float32": 2**-22}[dtype]
     for layer, y in zip(layers, outputs, strict=True):
@@ -200,6 +206,11 @@ def test_residual_is_added_before_rounding(level, types):
     (y,) = packed_linear(x, [layer.packed], residual=residual, level=level)
     expected = layer(x) + residual.astype(np.float64)
     check(np.asarray(y).astype(np.float64), expected, layer.size(x), types[1])
+
+    wide = random(rng, (9, 100), "float32")
+    (y,) = packed_linear(x, [layer.packed], residual=wide, out_dtype="float32", level=level)
+    assert y.dtype == np.float32
+    check(y, layer(x) + wide.astype(np.float64), layer.size(x), "float32")
 
 
 def test_padding_rows_are_zero_and_not_read(level):
@@ -475,6 +486,8 @@ def test_shapes_that_do_not_fit_are_refused():
     refuse("the residual has another", zeros, good, residual=jnp.zeros((2, 63)))
     refuse("num_rows has another", zeros, good, num_rows=jnp.zeros(2, "int32"))
     refuse("the norm's weight has another", zeros, good, norm=PackedNorm(jnp.zeros(7), 0.0))
+    widened = PackedNorm(jnp.zeros(8, "bfloat16"), 0.0, "float32")
+    refuse("its type or fewer bits", zeros.astype("bfloat16"), good, norm=widened)
     refuse("a bias has another", zeros, good._replace(bias=jnp.zeros(63)))
     refuse("nothing asks for", zeros, good._replace(scales=jnp.ones(64)))
     refuse("one to four weights", zeros, *[good] * 5)
