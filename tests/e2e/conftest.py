@@ -20,8 +20,6 @@ from paged.scheduler.tiers.transfer import TierTransfer
 from paged.server.settings import ServerSettings
 from tests.e2e.live_server import live_server
 
-BLOCK_SIZE = 16
-
 
 @pytest.fixture(scope="session")
 def smollm_golden(data_dir: Path) -> dict:
@@ -38,8 +36,8 @@ def smollm(demo_model_path: Path) -> Iterator[LoadedEngine]:
         linear_backend="auto",
         max_model_len=1536,
         max_num_seqs=16,
-        max_num_batched_tokens=512,
-        block_size=BLOCK_SIZE,
+        max_num_batched_tokens=256,
+        block_size=16,
         num_gpu_blocks_override=512,
         # So that the runner can move blocks; its own tiers are hardly used.
         kv_offloading_size=0.01,
@@ -50,39 +48,51 @@ def smollm(demo_model_path: Path) -> Iterator[LoadedEngine]:
     loaded.engine.close()
 
 
-@pytest.fixture
-def make_engine(smollm: LoadedEngine) -> Iterator[Callable[..., Engine]]:
-    """Return engines that share the loaded runner but have a scheduler of their own.
+class EngineMaker:
+    """Makes engines that share a loaded runner but have a scheduler of their own."""
 
-    `make_tiers` gets the runner's side of the tiers and returns them.
-    """
-    engines = []
+    def __init__(self, loaded: LoadedEngine) -> None:
+        self._loaded = loaded
+        self._tiers: list[TierManager] = []
 
-    def make(
+    def __call__(
+        self,
         *,
-        num_blocks: int = 512,
-        token_budget: int = 512,
-        max_model_len: int = 1536,
+        num_blocks: int | None = None,
+        token_budget: int | None = None,
+        max_model_len: int | None = None,
         enable_prefix_caching: bool = False,
         eviction: str = "lru",
         async_scheduling: bool = True,
         make_tiers: Callable[[TierTransfer], TierManager] | None = None,
-        **settings,
+        **settings: Any,
     ) -> Engine:
-        shared = smollm.engine
+        """Return an engine; what is not given is the loaded one's.
+
+        Args:
+          num_blocks, token_budget, max_model_len: no more than the loaded engine's.
+          enable_prefix_caching, eviction, async_scheduling: as in `EngineConfig`.
+          make_tiers: gets the runner's side of the tiers and returns them.
+          **settings: of the scheduler.
+        """
+        shared = self._loaded.engine
         pool = BlockPool(
-            num_blocks, BLOCK_SIZE, enable_prefix_caching, policy=make_policy(eviction)
+            num_blocks or shared.scheduler.pool.num_usable + 1,
+            self._loaded.config.block_size,
+            enable_prefix_caching,
+            policy=make_policy(eviction),
         )
         tiers = make_tiers(shared.runner._block_mover.transfer) if make_tiers else None
+        if tiers is not None:
+            self._tiers.append(tiers)
         scheduler = Scheduler(
             pool=pool,
-            max_num_seqs=16,
-            max_num_batched_tokens=token_budget,
-            max_model_len=max_model_len,
+            max_num_seqs=shared.scheduler.max_num_seqs,
+            max_num_batched_tokens=token_budget or shared.scheduler.max_num_batched_tokens,
+            max_model_len=max_model_len or self._loaded.max_model_len,
             tiers=tiers,
             **settings,
         )
-        engines.append(tiers)
         return Engine(
             scheduler=scheduler,
             runner=shared.runner,
@@ -93,10 +103,18 @@ def make_engine(smollm: LoadedEngine) -> Iterator[Callable[..., Engine]]:
             tiers=tiers,
         )
 
-    yield make
-    for tiers in engines:
-        if tiers is not None:
+    def close(self) -> None:
+        """Stop the threads of all tiers."""
+        for tiers in self._tiers:
             tiers.close()
+
+
+@pytest.fixture
+def make_engine(smollm: LoadedEngine) -> Iterator[EngineMaker]:
+    """Return engines of the demo model that share its loaded runner."""
+    make = EngineMaker(smollm)
+    yield make
+    make.close()
 
 
 @pytest.fixture(scope="session")

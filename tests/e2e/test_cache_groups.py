@@ -9,6 +9,7 @@ import pytest
 
 from paged.scheduler.loading import load_engine
 from paged.scheduler.params import SamplingParams
+from tests.e2e.conftest import EngineMaker
 
 WINDOW = 16
 PROMPTS = [[3 + (11 * i + 3 * k) % 250 for k in range(90 + 7 * i)] for i in range(5)]
@@ -49,19 +50,25 @@ def serve_twice(engine) -> tuple[dict[str, list[int]], int]:
 
 def test_outputs_are_those_of_keeping_every_block(hybrid_model, tiny_config):
     results = {}
-    for num_blocks in (300, 60):
-        for is_hybrid in (True, False):
-            config = dataclasses.replace(
-                tiny_config,
-                max_num_batched_tokens=32,
-                num_gpu_blocks_override=num_blocks,
-                disable_hybrid_kv_cache_manager=not is_hybrid,
-            )
-            engine = load_engine(str(hybrid_model), config, progress=False).engine
-            assert len(engine.scheduler._kv._windows) == (2 if is_hybrid else 1)
-            results[num_blocks, is_hybrid] = serve_twice(engine)
-            assert engine.scheduler.pool.num_free == num_blocks - 1
-            engine.close()
+    for is_hybrid in (True, False):
+        config = dataclasses.replace(
+            tiny_config,
+            max_num_seqs=8,
+            max_num_batched_tokens=32,
+            num_gpu_blocks_override=300,
+            disable_hybrid_kv_cache_manager=not is_hybrid,
+        )
+        loaded = load_engine(str(hybrid_model), config, progress=False)
+        windows = loaded.engine.scheduler._kv._windows
+        assert len(windows) == (2 if is_hybrid else 1)
+        # The same programs, and a pool that is too small for all requests.
+        crowded = EngineMaker(loaded)(num_blocks=60, enable_prefix_caching=True, windows=windows)
+        for engine in (loaded.engine, crowded):
+            num_free = engine.scheduler.pool.num_free
+            results[num_free + 1, is_hybrid] = serve_twice(engine)
+            assert engine.scheduler.pool.num_free == num_free
+        loaded.engine.close()
+    assert set(results) == {(300, True), (60, True), (300, False), (60, False)}
     outputs = [tokens for tokens, _ in results.values()]
     assert all(tokens == outputs[0] for tokens in outputs)
     assert results[300, True][1] > 0

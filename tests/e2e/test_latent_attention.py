@@ -54,8 +54,9 @@ def test_tokens_equal_the_golden_in_chunks_from_caches_and_after_preemption(
     model: Path, golden: list[dict], tiny_config: EngineConfig
 ):
     # 11 usable blocks of 8 tokens; the longer prompt takes 7 of them in the end.
-    small = {"max_model_len": 64, "max_num_batched_tokens": 16, "num_gpu_blocks_override": 12}
-    engine = load(model, tiny_config, **small, kv_offloading_size=0.001).engine
+    small = {"max_model_len": 64, "num_gpu_blocks_override": 12}
+    few = {"max_num_seqs": 8, "max_num_batched_tokens": 16}
+    engine = load(model, tiny_config, **small, **few, kv_offloading_size=0.001).engine
     held = [layer.shape for layer in engine.runner._kv_cache.layers]
     assert held == [(12, 1, 1, 8, 32 + 8)] * 2  # one vector per token and layer
     expected = {str(i): case["greedy_ids"] for i, case in enumerate(golden)}

@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -124,11 +125,20 @@ def test_eight_devices_generate_what_one_does_with_an_eighth_each(wide_model, co
     assert loaded[8].cache_info["tensor_parallel_size"] == "8"
 
 
-def test_a_second_start_on_two_devices_loads_its_programs(tiny_model, config, expected, tmp_path):
-    settings = {"compilation_cache_dir": str(tmp_path), "tensor_parallel_size": 2}
+@pytest.fixture(scope="module")
+def two_devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Settings of tests that share the programs of two devices."""
+    cache = tmp_path_factory.mktemp("two")
+    return {"compilation_cache_dir": str(cache), "tensor_parallel_size": 2}
+
+
+def test_a_second_start_on_two_devices_loads_its_programs(
+    tiny_model, config, expected, two_devices
+):
     for _ in range(2):
-        assert generate_on(tiny_model, config, **settings) == expected
-        files = {file for file in (tmp_path / "executables").rglob("*") if file.is_file()}
+        assert generate_on(tiny_model, config, **two_devices) == expected
+        folder = Path(two_devices["compilation_cache_dir"], "executables")
+        files = {file for file in folder.rglob("*") if file.is_file()}
         assert len(files) == 4  # a step of 8 tokens, greedy, sampler, scores
 
 
@@ -146,17 +156,13 @@ def test_exported_programs_serve_two_devices(tiny_model, config, expected, tmp_p
         load(tiny_model, config, artifact=opened["artifact"])
 
 
-def test_blocks_of_two_devices_go_below_them_and_come_back(tiny_model, config, tmp_path):
-    prompts = [[3 + (7 * i + 5 * k) % 250 for k in range(120)] for i in range(6)]
-    settings = {
-        "max_model_len": 200,
-        # 31 usable blocks of 8 tokens: two of the prompts. Host memory holds one prompt more.
-        "num_gpu_blocks_override": 32,
-        "kv_offloading_size": 0.0002,
-        "kv_offloading_path": str(tmp_path),
-        "tensor_parallel_size": 2,
-    }
-    engine = load(tiny_model, config, **settings).engine
+def test_blocks_of_two_devices_go_below_them_and_come_back(
+    tiny_model, config, two_devices, tmp_path
+):
+    # 64 usable blocks of 8 tokens: four of the prompts. Host memory holds one prompt more.
+    prompts = [[3 + (7 * i + 5 * k) % 250 for k in range(120)] for i in range(8)]
+    below = {"kv_offloading_size": 0.0002, "kv_offloading_path": str(tmp_path)}
+    engine = load(tiny_model, config, **two_devices, **below).engine
     outputs, num_found = [], 0
     for number, prompt in enumerate([*prompts, *prompts[::-1]]):
         engine.add_request(str(number), prompt, SamplingParams(temperature=0, max_tokens=4))
@@ -167,7 +173,7 @@ def test_blocks_of_two_devices_go_below_them_and_come_back(tiny_model, config, t
             for delta in deltas:
                 outputs[-1] += delta.outputs[0].token_ids
     engine.close()
-    assert outputs[6:] == outputs[:6][::-1]
+    assert outputs[8:] == outputs[:8][::-1]
     assert num_found > 3 * 14 * 8
 
 

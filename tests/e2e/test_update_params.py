@@ -21,8 +21,10 @@ PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=
 def llm(request, tiny_model: Path, tiny_config: EngineConfig):
     if request.param == "native":
         request.getfixturevalue("native")
+    # Few shapes, or those of the other tests, which are compiled already.
+    few = {"max_num_seqs": 8, "max_num_batched_tokens": 16} if request.param == "xla" else {}
     config = dataclasses.replace(
-        tiny_config, linear_backend=request.param, attention_backend=request.param
+        tiny_config, linear_backend=request.param, attention_backend=request.param, **few
     )
     with LLM(str(tiny_model), config=config, progress=False) as llm:
         yield llm

@@ -33,6 +33,14 @@ double value_at(ElementType type, const void* array, int64_t index) {
   return NAN;
 }
 
+// All elements of an array: each is read many times, and reading one is slow under sanitizers.
+std::vector<double> widened(ElementType type, const std::vector<char>& array) {
+  std::vector<double> values(array.size() / paged::element_bytes(type));
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = value_at(type, array.data(), static_cast<int64_t>(i));
+  return values;
+}
+
 void set_row(ElementType type, std::vector<char>& array) {
   const int64_t size = static_cast<int64_t>(array.size()) / paged::element_bytes(type);
   for (int64_t i = 0; i < size; ++i) {
@@ -144,6 +152,7 @@ bool check(Pool& pool, int level, const Case& c) {
   p.kv_type = c.kv_type;
   paged::run_attention(pool, p, paged::attention_kernel(level));
 
+  const std::vector<double> queries = widened(c.type, q), cached = widened(c.kv_type, cache);
   std::vector<double> expected(num_tokens * c.heads * c.head_dim, 0.0);
   const double scale = c.extras ? 1.5 : 1.0;
   for (int64_t seq = 0; seq < num_seqs; ++seq)
@@ -159,15 +168,15 @@ bool check(Pool& pool, int level, const Case& c) {
               ((tables[seq * max_blocks + key / c.block_size] * c.planes * c.kv_heads + kv_head) *
                    c.block_size + key % c.block_size) * c.head_dim;
           const int64_t to_value = (c.planes - 1) * c.kv_heads * c.block_size * c.head_dim;
+          const double* query = &queries[(row * c.heads + head) * c.head_dim];
+          const double *keys = &cached[at], *values = &cached[at + to_value];
           double score = 0;
-          for (int64_t d = 0; d < c.head_dim; ++d)
-            score += value_at(c.type, q.data(), (row * c.heads + head) * c.head_dim + d) *
-                     value_at(c.kv_type, cache.data(), at + d);
+          for (int64_t d = 0; d < c.head_dim; ++d) score += query[d] * keys[d];
           score *= double{0.3f} * scale;
           if (c.soft_cap != 0) score = c.soft_cap * std::tanh(score / c.soft_cap);
-          total += std::exp(score);
-          for (int64_t d = 0; d < c.head_dim; ++d)
-            result[d] += std::exp(score) * scale * value_at(c.kv_type, cache.data(), at + to_value + d);
+          const double weight = std::exp(score);
+          total += weight;
+          for (int64_t d = 0; d < c.head_dim; ++d) result[d] += weight * scale * values[d];
         }
         for (int64_t d = 0; d < c.head_dim; ++d) result[d] /= total;
       }

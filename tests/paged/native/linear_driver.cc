@@ -23,8 +23,9 @@ struct Weight {
       : values(fill<W>(random, n * k)), bias(fill<T>(random, n)), scales(n, 0.125f) {}
 
   double product(const T* x, int64_t column, int64_t k) const {
+    const W* weights = values.data() + column * k;
     double sum = 0;
-    for (int64_t j = 0; j < k; ++j) sum += value_of(x[j]) * value_of(values[column * k + j]);
+    for (int64_t j = 0; j < k; ++j) sum += value_of(x[j]) * value_of(weights[j]);
     return (sizeof(W) == 1 ? sum / 8 : sum) + value_of(bias[column]);
   }
 

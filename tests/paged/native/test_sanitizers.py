@@ -19,7 +19,7 @@ def test_kernels_pass_the_sanitizers(tmp_path, sanitizers):
         compiler = find_compiler()
     except BuildError as error:
         pytest.skip(f"missing tool: {error}")
-    checks = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-O1", "-g1", "-Werror"]
+    checks = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-Og", "-g1", "-Werror"]
 
     def compiled(source: pathlib.Path) -> str:
         target = f"{tmp_path}/{source.stem}.o"
