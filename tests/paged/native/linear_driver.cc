@@ -49,7 +49,8 @@ enum class Mode { kPlain, kResidual, kTwo, kGated, kBest };
 template <class T, class W>
 bool check(Pool& pool, int level, int64_t m, int64_t n, int64_t k, Mode mode) {
   std::mt19937 random(static_cast<unsigned>(m * 131 + n * 17 + k));
-  const std::vector<T> x = fill<T>(random, m * k), residual = fill<T>(random, m * n);
+  const std::vector<T> x = fill<T>(random, m * k);
+  const std::vector<float> residual = fill<float>(random, m * n);
   const bool has_two = mode == Mode::kTwo || mode == Mode::kGated;
   Weight<T, W> first(random, n, k), second(random, has_two ? n : 0, k);
   std::vector<float> y(m * n, NAN), y2(m * n, NAN), best_values;
@@ -128,14 +129,17 @@ bool check_rows(Pool& pool) {
   return true;
 }
 
-template <class T>
+// From x of type X to y of type T, with a weight of type W.
+template <class X, class W, class T>
 bool check_norm(Pool& pool, int level, int64_t m, int64_t size) {
   std::mt19937 random(static_cast<unsigned>(m * 131 + size));
-  const std::vector<T> x = fill<T>(random, m * size), weight = fill<T>(random, size);
+  const std::vector<X> x = fill<X>(random, m * size);
+  const std::vector<W> weight = fill<W>(random, size);
   std::vector<T> y(m * size);
   const float epsilon = 0.5f;
-  const bool is_bf16 = sizeof(T) == 2;
-  paged::run_norm(pool, {x.data(), weight.data(), y.data(), m, size, epsilon, is_bf16, is_bf16},
+  paged::run_norm(pool,
+                  {x.data(), weight.data(), y.data(), m, size, epsilon, sizeof(X) == 2,
+                   sizeof(W) == 2, sizeof(T) == 2},
                   *paged::linear_kernels(level));
   for (int64_t row = 0; row < m; ++row) {
     double squares = 0;
@@ -174,8 +178,11 @@ int main() {
           }
       for (int64_t m : {1, 100})
         for (int64_t size : {1, 63, 64, 600}) {
-          failures += !check_norm<float>(pool, level, m, size);
-          failures += !check_norm<uint16_t>(pool, level, m, size);
+          failures += !check_norm<float, float, float>(pool, level, m, size);
+          failures += !check_norm<float, float, uint16_t>(pool, level, m, size);
+          failures += !check_norm<float, uint16_t, uint16_t>(pool, level, m, size);
+          failures += !check_norm<uint16_t, float, uint16_t>(pool, level, m, size);
+          failures += !check_norm<uint16_t, uint16_t, uint16_t>(pool, level, m, size);
         }
     }
     failures += !check_rows<float>(pool) + !check_rows<uint16_t>(pool) + !check_rows<int8_t>(pool);
