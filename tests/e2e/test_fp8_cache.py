@@ -31,10 +31,16 @@ def log_probabilities(native, demo_model_path, smollm_golden):
     graphdef, _ = abstract_model(config, dtype="bfloat16", attention_backend="native")
     params = load_params(config, checkpoint.open_source(), dtype="bfloat16", progress=False)
     num_blocks = NUM_TOKENS // BLOCK_SIZE + 1
-    texts = [
-        (len(ids), ids + [step["id"] for step in prompt["steps"][:NUM_STEPS]])
+    prompts = [
+        prompt
         for prompt in smollm_golden["prompts"]
-        if len(ids := prompt_ids(prompt)) + NUM_STEPS <= NUM_TOKENS
+        if len(prompt_ids(prompt)) + NUM_STEPS <= NUM_TOKENS
+    ]
+    steps = [prompt["steps"][:NUM_STEPS] for prompt in prompts]
+    chosen = np.array([[step["id"] for step in row] for row in steps])
+    texts = [
+        (len(ids), ids + row.tolist())
+        for ids, row in zip(map(prompt_ids, prompts), chosen, strict=True)
     ]
 
     @functools.cache
@@ -78,14 +84,8 @@ def log_probabilities(native, demo_model_path, smollm_golden):
             answers.append(np.asarray(answer))
         return np.stack(answers)
 
-    ask.chosen = np.array([ids[length : length + NUM_STEPS] for length, ids in texts])
-    ask.in_float32 = np.array(
-        [
-            [step["logprob"] for step in prompt["steps"][:NUM_STEPS]]
-            for prompt in smollm_golden["prompts"]
-            if len(prompt_ids(prompt)) + NUM_STEPS <= NUM_TOKENS
-        ]
-    )
+    ask.chosen = chosen
+    ask.in_float32 = np.array([[step["logprob"] for step in row] for row in steps])
     return ask
 
 
