@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
 
 from paged.sharding import replicated
 
@@ -120,7 +120,9 @@ def allocate_kv_cache(
       spec: what a block holds.
       num_blocks: blocks in the pool, the null block included; at least 2.
       sharding: placement of each layer's array, on a mesh; every device of it holds all token
-        ids. None leaves both to JAX.
+        ids. None: the default device, where they stay, as `paged.models.load` puts parameters:
+        arrays that JAX may still move have another type than what a jitted step returns, and its
+        second call would be compiled anew.
 
     Raises:
       ValueError: if fewer than two blocks are asked for.
@@ -130,6 +132,13 @@ def allocate_kv_cache(
             f"num_blocks={num_blocks} must be at least 2: block {NULL_BLOCK} is the null block."
         )
     shape = spec.layer_shape(num_blocks)
-    layers = tuple(jnp.zeros(shape, spec.dtype, device=sharding) for _ in range(spec.num_layers))
-    everywhere = None if sharding is None else replicated(sharding.mesh)
+    here = _default_device() if sharding is None else sharding
+    everywhere = here if sharding is None else replicated(sharding.mesh)
+    layers = tuple(jnp.zeros(shape, spec.dtype, device=here) for _ in range(spec.num_layers))
     return KVCache(layers, jnp.zeros((num_blocks, spec.block_size), jnp.int32, device=everywhere))
+
+
+def _default_device() -> Sharding | None:
+    """Where JAX puts arrays now; None while it traces, as what is traced is put nowhere."""
+    somewhere = jnp.zeros(())
+    return None if isinstance(somewhere, jax.core.Tracer) else somewhere.sharding

@@ -170,12 +170,13 @@ def test_donated_cache_is_updated_in_place() -> None:
 
 
 def test_abstract_model_of_27b_parameters_takes_no_memory() -> None:
-    before = sum(array.nbytes for array in jax.live_arrays())
+    before = jax.live_arrays()  # kept, as the garbage of other tests may be collected meanwhile
     _, state = abstract_model(GEMMA_27B_SIZE, dtype="bfloat16")
     leaves = jax.tree.leaves(state)
     assert sum(leaf.size for leaf in leaves) > 26e9
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
-    assert sum(array.nbytes for array in jax.live_arrays()) == before
+    known = set(map(id, before))
+    assert [array for array in jax.live_arrays() if id(array) not in known] == []
 
 
 def test_every_parameter_names_its_axes() -> None:

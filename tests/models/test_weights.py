@@ -14,6 +14,8 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
+from paged.kv_cache import KVCache, KVCacheSpec, allocate_kv_cache
+from paged.models.compilation import CompilationCounter
 from paged.models.config import ModelConfig
 from paged.models.errors import CheckpointError
 from paged.models.forward import abstract_model, param_shardings
@@ -345,6 +347,20 @@ def test_host_needs_the_memory_of_one_tensor(dtype: str) -> None:
     assert len(jax.tree.leaves(params)) == len(source.shapes)
     # `kept` are NumPy buffers that JAX took over as weights.
     assert peak - kept < 1.3 * largest
+
+
+def test_a_jitted_step_over_loaded_weights_and_a_new_cache_is_compiled_once() -> None:
+    params = load(TIED, DictSource(hf_shapes(TIED)))
+    cache = allocate_kv_cache(KVCacheSpec(2, 2, 2, 4, "float32"), 3)
+
+    def step(params: nnx.State, cache: KVCache) -> tuple[KVCache, list[jax.Array]]:
+        return jax.tree.map(lambda leaf: leaf + leaf.dtype.type(1), cache), jax.tree.leaves(params)
+
+    jitted = jax.jit(step, donate_argnums=1)
+    with CompilationCounter() as compilations:
+        for _ in range(3):
+            cache, _ = jitted(params, cache)
+    assert compilations.count == 1
 
 
 def test_weights_do_not_depend_on_the_file_after_loading(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ bool check(Pool& pool, int level, const Case& c) {
 
 int main() {
   int failures = 0, checks = 0;
-  for (int threads : {1, 4}) {
+  for (int threads : kPoolSizes) {
     Pool pool(threads);
     for (int level = 0; level <= paged::best_level(); ++level)
       for (int64_t head_dim : {1, 37, 64, 80})

@@ -162,7 +162,7 @@ bool check_norm(Pool& pool, int level, int64_t m, int64_t size) {
 
 int main() {
   int failures = 0, checks = 0;
-  for (int threads : {1, 4}) {
+  for (int threads : kPoolSizes) {
     Pool pool(threads);
     for (int level = 0; level <= paged::best_level(); ++level) {
       for (int64_t m : {1, 3, 6, 7, 13, 100})

@@ -100,7 +100,7 @@ bool check(Pool& pool, int level, WeightType type, int64_t m, int64_t n, int64_t
 
 int main() {
   int failures = 0, checks = 0;
-  for (int threads : {1, 4}) {
+  for (int threads : kPoolSizes) {
     Pool pool(threads);
     for (int level = 0; level <= paged::best_level(); ++level)
       for (int64_t m : {1, 3, 7, 100})
