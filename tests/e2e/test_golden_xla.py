@@ -14,7 +14,7 @@ def test_golden_texts_in_chunks_and_with_preemption(demo_model_path, smollm_gold
         attention_backend="xla",
         linear_backend="xla",
         max_model_len=1536,
-        max_num_seqs=16,
+        max_num_seqs=8,
         max_num_batched_tokens=64,
         num_gpu_blocks_override=98,
         enable_prefix_caching=False,
