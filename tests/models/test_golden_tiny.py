@@ -5,7 +5,7 @@ different sizes, and they decode together, so the paged path is what is compared
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,27 @@ def check_float32(
     assert num_compared >= 16
 
 
-@pytest.mark.parametrize("name", MODELS)
+# Slow are those that differ from others only in what float32 or the native kernels show as well.
+QUICK_IN_XLA_BFLOAT16 = ("gemma3_text", "granite", "llama", "phi3_longrope", "qwen3")
+QUICK_IN_XLA_BFLOAT16 += ("deepseek_v3", "gpt_oss", "qwen3_moe")
+SLOW_IN_BFLOAT16 = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3_plain")
+
+
+def in_bfloat16(names: Iterable[str]) -> pytest.MarkDecorator:
+    """A test of these models on both backends, all of them in the slow tests."""
+    quick = {
+        "xla": set(QUICK_IN_XLA_BFLOAT16),
+        "native": set(names) - set(SLOW_IN_BFLOAT16),
+    }
+    params = [
+        pytest.param(backend, name, marks=[] if name in quick[backend] else pytest.mark.slow)
+        for backend in quick
+        for name in names
+    ]
+    return pytest.mark.parametrize(("backend", "name"), params, indirect=["backend"])
+
+
+@in_bfloat16(MODELS)
 def test_bfloat16_logits_stay_within_rounding_of_the_reference(
     data_dir: Path, name: str, backend: str
 ) -> None:
@@ -165,17 +185,7 @@ def test_bfloat16_logits_stay_within_rounding_of_the_reference(
     assert errors.mean() < 1.3 * mean
 
 
-# Slow are those that differ from others only in what float32 shows as well.
-SLOW_IN_BFLOAT16 = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3_plain")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW_IN_BFLOAT16 else [])
-        for name in EXPERT_MODELS
-    ],
-)
+@in_bfloat16(EXPERT_MODELS)
 def test_bfloat16_logits_of_experts_are_near_the_reference_on_average(
     data_dir: Path, name: str, backend: str
 ) -> None:
