@@ -1,14 +1,11 @@
-"""`AsyncEngine`: an `Engine` on a thread of its own, spoken to from an event loop.
+"""`AsyncEngine`: what an event loop may ask of an engine that steps on a thread of its own.
 
 The event loop never waits for a step: requests go in through a queue, and each step's outputs
 come back in one hand-over (docs/decisions/0008).
 """
 
 import asyncio
-import functools
 import logging
-import queue
-import threading
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -16,23 +13,22 @@ from typing import Any
 
 from paged.models.checkpoint import Checkpoint
 from paged.models.tokenizer import Tokenizer
-from paged.profiler import StepProfiler
-from paged.scheduler.cache_event_relay import CacheEventRelay
 from paged.scheduler.cache_events import CacheEvent
 from paged.scheduler.config import EngineConfig, StepLimits
 from paged.scheduler.deltas import Delta, join
 from paged.scheduler.engine import Engine
+from paged.scheduler.engine_thread import EngineThread, LoopSide
 from paged.scheduler.errors import EngineDeadError, QueueFullError
 from paged.scheduler.loading import LoadedEngine, load_engine
 from paged.scheduler.lora_request import LoRARequest
 from paged.scheduler.mailroom import Mailroom
-from paged.scheduler.output import FinishReason, RequestOutput, StepStats
+from paged.scheduler.output import RequestOutput, StepStats
 from paged.scheduler.params import SamplingParams
-from paged.scheduler.request import CacheMode, Request
+from paged.scheduler.request import CacheMode
 from paged.scheduler.snapshot import EngineSnapshot
 from paged.scheduler.startup import Phase
 from paged.scheduler.tiers.figures import TierStats
-from paged.scheduler.weight_update import IN_FLIGHT, InFlight, WeightUpdates
+from paged.scheduler.weight_update import IN_FLIGHT, InFlight
 
 logger = logging.getLogger(__name__)
 
@@ -61,22 +57,11 @@ class AsyncEngine:
     ) -> None:
         self._loaded = loaded
         self._engine: Engine = loaded.engine
-        self._stall_seconds = stall_seconds
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._mailroom = Mailroom(max_backlog, self.abort)
+        loop_side = LoopSide(self._deliver, self._mailroom.refuse, self._mailroom.wake_everyone)
+        self._thread = EngineThread(self._engine, loop_side, stall_seconds)
         self._listeners: list[Callable[[StepStats], None]] = []
-        self._answers: set[asyncio.Future[Any]] = set()
-        self._updates = WeightUpdates(self._update_now, self._abort_all)
-        self._cache_events = CacheEventRelay(
-            self._engine.scheduler.pool.events, on_engine=self._inbox.put, on_loop=self._call_loop
-        )
-        self._profiler = StepProfiler()
-        self._thread: threading.Thread | None = None
-        self._stopping = False
         self._draining = False
-        self._failure: BaseException | None = None
-        self._step_started: float | None = None
         self._last_stats = StepStats(num_running=0, num_waiting=0, kv_cache_usage=0.0)
 
     @classmethod
@@ -146,11 +131,6 @@ class AsyncEngine:
 
     def start(self) -> None:
         """Start the engine thread; call on the event loop that will consume the outputs."""
-        if self._thread is not None:
-            raise RuntimeError("The engine is already started.")
-        self._loop = asyncio.get_running_loop()
-        self._engine.prepare_grammars()
-        self._thread = threading.Thread(target=self._run, name="paged-engine", daemon=True)
         self._thread.start()
 
     def add_stats_listener(self, callback: Callable[[StepStats], None]) -> None:
@@ -165,7 +145,7 @@ class AsyncEngine:
 
         Returns: a function that ends the subscription.
         """
-        return self._cache_events.subscribe(callback)
+        return self._thread.cache_events.subscribe(callback)
 
     async def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes, between two steps.
@@ -177,7 +157,7 @@ class AsyncEngine:
         Returns: whether they were forgotten.
         Raises: EngineDeadError.
         """
-        return await self._run_between_steps(
+        return await self._thread.between_steps(
             lambda: self._engine.reset_prefix_cache(reset_running_requests=reset_running_requests)
         )
 
@@ -186,7 +166,7 @@ class AsyncEngine:
 
         Raises: EngineDeadError.
         """
-        return await self._run_between_steps(self._engine.snapshot)
+        return await self._thread.between_steps(self._engine.snapshot)
 
     async def advance_weights_epoch(self) -> None:
         """Make all KV computed so far unreachable, because the weights have changed.
@@ -195,7 +175,7 @@ class AsyncEngine:
 
         Raises: EngineDeadError.
         """
-        await self._run_between_steps(self._engine.advance_weights_epoch)
+        await self._thread.between_steps(self._engine.advance_weights_epoch)
 
     async def update_params(self, params: Any, *, in_flight: InFlight = "keep") -> None:
         """Compute with other parameters, from some step on; nothing is compiled.
@@ -213,16 +193,7 @@ class AsyncEngine:
         """
         if in_flight not in IN_FLIGHT:
             raise ValueError(f"in_flight={in_flight!r} is unknown; choose {', '.join(IN_FLIGHT)}.")
-        self.check_health()
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._answers.add(answer)
-        self._inbox.put(
-            lambda: self._updates.update(params, in_flight, lambda why: self._resolve(answer, why))
-        )
-        try:
-            await answer
-        finally:
-            self._answers.discard(answer)
+        await self._thread.update_params(params, in_flight)
 
     async def add_lora(self, lora: LoRARequest) -> None:
         """Read an adapter's files, even if they have been read, and list it by its name.
@@ -250,15 +221,15 @@ class AsyncEngine:
 
         Raises: EngineDeadError.
         """
-        await self._run_between_steps(self._engine.measure_work)
+        await self._thread.between_steps(self._engine.measure_work)
 
     async def start_profile(self, directory: str, num_steps: int | None = None) -> None:
         """Start a trace of this process by JAX's profiler; see `StepProfiler.start`."""
-        await asyncio.to_thread(self._profiler.start, directory, num_steps)
+        await asyncio.to_thread(self._thread.profiler.start, directory, num_steps)
 
     async def stop_profile(self) -> None:
         """Stop the trace and wait until it is written; see `StepProfiler.stop`."""
-        await asyncio.to_thread(self._profiler.stop)
+        await asyncio.to_thread(self._thread.profiler.stop)
 
     async def generate(
         self,
@@ -315,7 +286,7 @@ class AsyncEngine:
                 grammar=await self._engine.compile_grammar(params),
                 adapter=await self._engine.load_adapter(lora),
             )
-            self._inbox.put(lambda: self._add(requests, prompt, stream))
+            self._thread.add(requests, prompt, stream=stream)
             if mailbox.is_aborted:  # while its grammar was compiled, or its adapter read
                 self.abort(request_id)
             while not finished:
@@ -325,8 +296,8 @@ class AsyncEngine:
                     yield join(deltas)
                 elif mailbox.error is not None:
                     raise mailbox.error
-                elif self._failure is not None:
-                    raise self._dead()
+                elif self._thread.has_failed:
+                    raise self._thread.death()
                 else:
                     await mailbox.arrival()
         finally:
@@ -339,7 +310,7 @@ class AsyncEngine:
         mailbox = self._mailroom.get(request_id)
         if mailbox is not None:
             mailbox.is_aborted = True
-        self._inbox.put(lambda: self._abort(request_id))
+        self._thread.abort(request_id)
 
     def check_health(self) -> None:
         """Check that the step loop lives and moves.
@@ -348,15 +319,7 @@ class AsyncEngine:
           EngineDeadError: if it died, was shut down, or one step takes longer than
             `stall_seconds`.
         """
-        if self._failure is not None:
-            raise self._dead()
-        if self._thread is None or not self._thread.is_alive() or self._stopping:
-            raise EngineDeadError("The engine is not running.")
-        started = self._step_started
-        if started is not None and time.monotonic() - started > self._stall_seconds:
-            raise EngineDeadError(
-                f"The engine has been in one step for more than {self._stall_seconds:.0f} seconds."
-            )
+        self._thread.check()
 
     async def drain(self, timeout_seconds: float) -> None:
         """Refuse new requests and wait until the present ones end, at most `timeout_seconds`."""
@@ -372,14 +335,7 @@ class AsyncEngine:
 
     async def shutdown(self) -> None:
         """Abort what is left, stop the thread and release the device's memory."""
-        if self._thread is None or self._stopping:
-            return
-        self._stopping = True
-        self._inbox.put(lambda: None)
-        await asyncio.to_thread(self._thread.join)
-        if self._failure is None:
-            self._failure = EngineDeadError("The engine was shut down.")
-        self._wake_everyone()
+        await self._thread.stop()
 
     def _check_accepting(self, num_new: int) -> None:
         self.check_health()
@@ -400,131 +356,9 @@ class AsyncEngine:
                 f"max_num_queued_reqs={limit}; try again later."
             )
 
-    async def _run_between_steps[T](self, function: Callable[[], T]) -> T:
-        """Run a function on the engine thread between two steps and return its result."""
-        self.check_health()
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._answers.add(answer)
-        self._inbox.put(lambda: self._answer(answer, function))
-        try:
-            return await answer
-        finally:
-            self._answers.discard(answer)
-
-    def _dead(self) -> EngineDeadError:
-        if isinstance(self._failure, EngineDeadError):
-            return self._failure
-        return EngineDeadError(f"The engine has failed: {self._failure!r}.")
-
-    # Below this line everything runs on the engine thread, but for the methods marked so.
-
-    def _run(self) -> None:
-        try:
-            while True:
-                self._take_inbox()
-                if self._stopping:
-                    return
-                if not self._engine.has_unfinished:
-                    self._updates.apply_waiting()
-                    continue
-                self._step_started = time.monotonic()
-                deltas, stats = self._engine.step_deltas()
-                self._step_started = None
-                if self._profiler.is_running:
-                    self._profiler.on_step()
-                self._cache_events.hand_over()
-                self._hand_over(deltas, stats)
-        except BaseException as error:  # anything at all: no request may wait forever
-            logger.exception("The engine thread failed.")
-            self._failure = error
-            self._count_failed_requests()
-        finally:
-            self._engine.close()
-            if self._failure is not None:
-                self._call_loop(self._wake_everyone)
-
-    def _count_failed_requests(self) -> None:
-        """Let the metrics know of the requests that end with the engine; callers get the error."""
-        try:
-            self._engine.abort_all_deltas(FinishReason.ERROR)
-            stats = self._engine.take_stats()
-        except Exception:  # it may have failed in the midst of anything
-            logger.debug("Requests could not be ended one by one.", exc_info=True)
-            return
-        self._hand_over([], stats)
-
-    def _take_inbox(self) -> None:
-        """Run the queued commands; wait for one if there is nothing else to do."""
-        if not self._engine.has_unfinished and not self._updates.is_waiting:
-            self._inbox.get()()
-        while True:
-            try:
-                command = self._inbox.get_nowait()
-            except queue.Empty:
-                return
-            command()
-
-    def _add(self, requests: Sequence[Request], prompt: str | None, stream: bool) -> None:
-        add = functools.partial(self._add_now, requests, prompt, stream)
-        self._updates.add(requests[0].parent_id, add)
-
-    def _add_now(self, requests: Sequence[Request], prompt: str | None, stream: bool) -> None:
-        try:
-            self._engine.add_processed(requests, prompt, stream=stream)
-        except ValueError as error:  # this request's fault alone: the others go on
-            refusal, request_id = error, requests[0].parent_id
-            self._call_loop(lambda: self._mailroom.refuse(request_id, refusal))
-
-    def _answer[T](self, answer: asyncio.Future[T], function: Callable[[], T]) -> None:
-        """Run a caller's function; one that fails leaves the engine in no state to go on."""
-        result = function()
-        self._cache_events.hand_over()
-        self._call_loop(lambda: None if answer.done() else answer.set_result(result))
-
-    def _update_now(self, params: Any) -> None:
-        try:
-            self._engine.update_params(params)
-        finally:
-            self._cache_events.hand_over()
-
-    def _abort_all(self) -> None:
-        self._hand_over(self._engine.abort_all_deltas(), self._engine.take_stats())
-
-    def _resolve(self, answer: asyncio.Future[None], error: Exception | None) -> None:
-        def resolve() -> None:  # on the event loop
-            if answer.done():
-                return
-            if error is None:
-                answer.set_result(None)
-            else:
-                answer.set_exception(error)
-
-        self._call_loop(resolve)
-
-    def _abort(self, request_id: str) -> None:
-        self._updates.let_go(request_id)
-        deltas = self._engine.abort_deltas([request_id])
-        if deltas:
-            self._hand_over(deltas, self._engine.take_stats())
-
-    def _hand_over(self, deltas: list[Delta], stats: StepStats) -> None:
-        self._call_loop(lambda: self._deliver(deltas, stats))
-
-    def _call_loop(self, callback: Callable[[], None]) -> None:
-        assert self._loop is not None
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(callback)
-
     def _deliver(self, deltas: list[Delta], stats: StepStats) -> None:
-        """Sort a step's deltas into mailboxes (on the event loop)."""
+        """Sort a step's deltas into mailboxes."""
         self._last_stats = stats
         self._mailroom.deliver(deltas)
         for listener in self._listeners:
             listener(stats)
-
-    def _wake_everyone(self) -> None:
-        """Let every consumer find out that the engine is gone (on the event loop)."""
-        self._mailroom.wake_everyone()
-        for answer in self._answers:
-            if not answer.done():
-                answer.set_exception(self._dead())

@@ -16,9 +16,9 @@ from paged.models.checkpoint import open_checkpoint
 from paged.scheduler.artifacts import artifact_settings
 from paged.scheduler.capacity import check_one_request_fits
 from paged.scheduler.config import EngineConfig, StepLimits
-from paged.scheduler.loading import cache_groups, make_bucket_table, resolve_config
 from paged.scheduler.memory import kv_cache_spec, size_kv_cache
 from paged.scheduler.placement import Placement
+from paged.scheduler.resolution import cache_groups, make_bucket_table, resolve_config
 from paged.scheduler.step_programs import compile_programs, step_layout
 from paged.sharding import TENSOR_AXIS
 

@@ -1,7 +1,6 @@
 """`load_engine`: from a model's name and settings to an engine whose steps are all compiled."""
 
 import concurrent.futures
-import dataclasses
 import functools
 import logging
 from collections.abc import Mapping, Sequence
@@ -9,8 +8,8 @@ from dataclasses import dataclass
 
 import jax
 
-from paged.backends import current_device, current_platform, device_memory, keep_freed_memory
-from paged.cache_groups import CacheGroup, group_layers, one_group
+from paged.backends import keep_freed_memory
+from paged.cache_groups import CacheGroup, one_group
 from paged.kv_cache import KVCacheSpec
 from paged.models.adapter import read_adapter
 from paged.models.artifact import Artifact, ArtifactPrograms
@@ -21,24 +20,21 @@ from paged.models.executables import ExecutableStore
 from paged.models.linear_packing import pack_linear_layers
 from paged.models.lora_layers import AdaptableModel
 from paged.models.programs import ProgramSource
-from paged.models.quantization import resolve_quantization
 from paged.models.weight_bytes import count_weight_bytes
-from paged.models.weights import resolve_dtype
 from paged.scheduler.admission import InputProcessor
 from paged.scheduler.artifacts import agree_with_artifact
-from paged.scheduler.backend_choice import choose_backends
 from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.block_residency import ResidencySampler
-from paged.scheduler.buckets import MIN_ROWS, BucketTable
-from paged.scheduler.capacity import GIB, check_one_request_fits, describe_capacity
+from paged.scheduler.capacity import check_one_request_fits, describe_capacity
 from paged.scheduler.config import EngineConfig, StepLimits
 from paged.scheduler.engine import Engine
 from paged.scheduler.eviction.policies import make_policy
 from paged.scheduler.lora_store import LoRAStore
 from paged.scheduler.memory import kv_cache_spec, size_kv_cache
 from paged.scheduler.offloading import BlockMover, check_offloading, make_tiers
-from paged.scheduler.placement import Placement, split_of
+from paged.scheduler.placement import Placement
 from paged.scheduler.prefix_cache import PrefixHasher
+from paged.scheduler.resolution import cache_groups, make_bucket_table, resolve_config
 from paged.scheduler.runner import ModelRunner
 from paged.scheduler.scheduler import Scheduler
 from paged.scheduler.startup import Phase, StartupPhases
@@ -47,15 +43,6 @@ from paged.scheduler.structured.compiler import GrammarCompiler
 from paged.scheduler.tiers.manager import TierManager
 
 logger = logging.getLogger(__name__)
-
-# Defaults by platform, as the reference chooses them: (sequences, tokens of a step).
-_CPU_LIMITS = (128, 2048)
-_SMALL_GPU_LIMITS = (256, 2048)
-_LARGE_GPU_LIMITS = (1024, 8192)
-_LARGE_GPU_BYTES = 70 * GIB
-
-# Of a full step, in "interactivity": what one prompt may take while others wait for their tokens.
-_INTERACTIVE_PARTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,21 +110,7 @@ def load_engine(
     groups = cache_groups(config, checkpoint.model_config)
     windows = tuple(group.sliding_window for group in groups)
     spec = kv_cache_spec(config, placement.split.part, groups)
-    # Before the weights: a pool too small should not cost the minutes that those may take.
-    num_blocks = size_kv_cache(spec, config, placement)
-    in_flight = limits.max_num_batched_tokens
-    check_one_request_fits(
-        spec, num_blocks, limits.max_model_len, windows, num_tokens_in_flight=in_flight
-    )
-    capacity = describe_capacity(
-        spec, num_blocks, limits.max_model_len, windows, num_tokens_in_flight=in_flight
-    )
-    logger.info("%s", capacity)
-    if config.kv_cache_dtype == "fp8_e4m3":
-        logger.warning(
-            "The fp8 KV cache stores keys and values as they are (scales of 1.0): scales of "
-            "checkpoints are not read yet, and what exceeds 448 is clipped."
-        )
+    num_blocks = _size_pool(config, placement, spec, windows)
     _check_tiers(config, windows)
     hasher = PrefixHasher(config.prefix_caching_hash_algo)
     grammars = GrammarCompiler.of_model(
@@ -184,6 +157,31 @@ def load_engine(
         cache_info=_cache_info(config, num_blocks),
         startup_phases=phases.phases,
     )
+
+
+def _size_pool(
+    config: EngineConfig, placement: Placement, spec: KVCacheSpec, windows: Sequence[int | None]
+) -> int:
+    """Return the blocks of the KV cache, the null block included, and log what they hold.
+
+    Before the weights: a pool too small should not cost the minutes that those may take.
+    """
+    limits = StepLimits.of(config)
+    num_blocks = size_kv_cache(spec, config, placement)
+    in_flight = limits.max_num_batched_tokens
+    check_one_request_fits(
+        spec, num_blocks, limits.max_model_len, windows, num_tokens_in_flight=in_flight
+    )
+    capacity = describe_capacity(
+        spec, num_blocks, limits.max_model_len, windows, num_tokens_in_flight=in_flight
+    )
+    logger.info("%s", capacity)
+    if config.kv_cache_dtype == "fp8_e4m3":
+        logger.warning(
+            "The fp8 KV cache stores keys and values as they are (scales of 1.0): scales of "
+            "checkpoints are not read yet, and what exceeds 448 is clipped."
+        )
+    return num_blocks
 
 
 def _work_estimate(config: EngineConfig, placement: Placement) -> StepWorkEstimate:
@@ -301,17 +299,6 @@ def _load_runner(
     return runner, tiers
 
 
-def make_bucket_table(config: EngineConfig) -> BucketTable:
-    """Return the shapes of the steps of an engine whose defaults are resolved."""
-    limits = StepLimits.of(config)
-    return BucketTable(
-        limits.max_num_seqs,
-        limits.max_num_batched_tokens,
-        min_rows=1 if config.linear_backend == "native" else MIN_ROWS,
-        is_fine=config.performance_mode == "interactivity",
-    )
-
-
 def _program_source(
     config: EngineConfig, model: ModelConfig, groups: tuple[CacheGroup, ...]
 ) -> ProgramSource:
@@ -327,13 +314,6 @@ def _program_source(
     return store if artifact is None else ArtifactPrograms(artifact, store)
 
 
-def cache_groups(config: EngineConfig, model: ModelConfig) -> tuple[CacheGroup, ...]:
-    """Return which layers of a model share block tables."""
-    if config.disable_hybrid_kv_cache_manager:
-        return one_group(model.num_layers)
-    return group_layers(model.layer_windows)
-
-
 def _check_tiers(config: EngineConfig, windows: Sequence[int | None]) -> None:
     """Refuse, before the weights are loaded, what the tiers cannot do."""
     if config.kv_offloading_size and len(windows) > 1:
@@ -342,82 +322,6 @@ def _check_tiers(config: EngineConfig, windows: Sequence[int | None]) -> None:
             "layers; set disable_hybrid_kv_cache_manager, or leave offloading off."
         )
     check_offloading(config)
-
-
-def resolve_config(
-    config: EngineConfig, model: ModelConfig, *, progress: bool = False
-) -> EngineConfig:
-    """Return `config` with every default filled in for this model and device.
-
-    Args:
-      config: settings.
-      model: shape of the model.
-      progress: show a bar on standard error if native kernels have to be compiled.
-
-    Raises:
-      ValueError: if `max_model_len` exceeds what the model was made for, if a step is too small
-        for it although prompts may not be computed in parts, or if native kernels are asked for
-        and cannot be had.
-    """
-    longest = model.max_position_embeddings
-    max_model_len = config.max_model_len or longest
-    if max_model_len > longest:
-        raise ValueError(
-            f"max_model_len={max_model_len} exceeds the {longest} positions the model was made "
-            "for; lower it."
-        )
-    platform = current_platform()
-    factor = 2 if config.performance_mode == "throughput" else 1
-    default_seqs, default_tokens = (factor * limit for limit in _default_limits(platform))
-    max_num_seqs = config.max_num_seqs
-    max_num_batched_tokens = config.max_num_batched_tokens
-    longest_chunk = 1 if config.enable_chunked_prefill else max_model_len
-    if max_num_batched_tokens is None:
-        max_num_batched_tokens = max(default_tokens, max_num_seqs or 0, longest_chunk)
-    if max_num_batched_tokens < longest_chunk:
-        raise ValueError(
-            f"max_num_batched_tokens={max_num_batched_tokens} must be at least max_model_len="
-            f"{max_model_len} without chunked prefill; raise it, lower max_model_len, or set "
-            "enable_chunked_prefill."
-        )
-    if max_num_seqs is None:
-        max_num_seqs = min(default_seqs, max_num_batched_tokens)
-    dtype = resolve_dtype(config.dtype, model)
-    threshold = config.long_prefill_token_threshold
-    if config.performance_mode == "interactivity" and config.enable_chunked_prefill:
-        threshold = threshold or max(1, max_num_batched_tokens // _INTERACTIVE_PARTS)
-    kv_cache_dtype = {"auto": dtype, "fp8": "fp8_e4m3"}.get(
-        config.kv_cache_dtype, config.kv_cache_dtype
-    )
-    resolved = dataclasses.replace(
-        config,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        long_prefill_token_threshold=threshold,
-        dtype=dtype,
-        quantization=resolve_quantization(config.quantization, model.quantization_method),
-        kv_cache_dtype=kv_cache_dtype,
-        lora_dtype=dtype if config.lora_dtype == "auto" else config.lora_dtype,
-        async_scheduling=(
-            platform != "cpu" if config.async_scheduling is None else config.async_scheduling
-        ),
-    )
-    if config.artifact is not None:
-        return resolved  # its programs have their backends inside
-    return choose_backends(resolved, split_of(config, model).part, platform, progress=progress)
-
-
-def _default_limits(platform: str) -> tuple[int, int]:
-    if platform == "cpu":
-        return _CPU_LIMITS
-    return gpu_limits(device_memory().total_bytes, current_device().device_kind)
-
-
-def gpu_limits(total_bytes: int, device_kind: str) -> tuple[int, int]:
-    """Return the default sequences and tokens of a step on a GPU, by its memory and its name."""
-    is_large = total_bytes >= _LARGE_GPU_BYTES and "a100" not in device_kind.lower()
-    return _LARGE_GPU_LIMITS if is_large else _SMALL_GPU_LIMITS
 
 
 def _cache_info(config: EngineConfig, num_blocks: int) -> dict[str, str]:

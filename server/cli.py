@@ -119,7 +119,28 @@ def build_parser() -> CommandParser:
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", prog="paged", help=argparse.SUPPRESS
     )
+    for add in (
+        _add_serve,
+        _add_chat,
+        _add_generate,
+        _add_run_batch,
+        _add_compile,
+        _add_convert,
+        _add_plan,
+        _add_simulate,
+        _add_bench,
+        _add_doctor,
+        _add_build_native,
+    ):
+        add(commands)
+    parser.description = f"{_DESCRIPTION}\n{_overview(commands)}"
+    return parser
 
+
+type _Commands = argparse._SubParsersAction[CommandParser]
+
+
+def _add_serve(commands: _Commands) -> None:
     serve = _add_command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API")
     add_server_options(serve)
     add_observability_options(serve)
@@ -129,6 +150,8 @@ def build_parser() -> CommandParser:
     add_engine_options(serve, log_level="info")
     add_lora_module_option(serve)
 
+
+def _add_chat(commands: _Commands) -> None:
     chat = _add_command(commands, "chat", "chat with a model in the terminal")
     chat.add_argument("--system-prompt", metavar="TEXT", help="instructions for the model")
     add_lora_path_option(chat)
@@ -138,6 +161,8 @@ def build_parser() -> CommandParser:
     # For one user fewer shapes have to be compiled, which is most of a first start.
     add_engine_options(chat, log_level="warning", max_num_seqs=FEW_SEQS)
 
+
+def _add_generate(commands: _Commands) -> None:
     generate = _add_command(commands, "generate", "continue prompts and print the text")
     generate.add_argument(
         "-p",
@@ -154,15 +179,19 @@ def build_parser() -> CommandParser:
         generate, log_level="warning", max_num_seqs=FEW_SEQS, prefix_cache_policy="lookahead"
     )
 
+
+def _add_run_batch(commands: _Commands) -> None:
     run_batch = _add_command(
         commands, "run-batch", "answer the requests of a batch file", required="-i FILE -o FILE "
     )
     add_batch_options(run_batch)
     add_client_options(run_batch)
-    # As above; many requests are there at once, so the limit on sequences stays.
+    # As `generate`; many requests are there at once, so the limit on sequences stays.
     add_engine_options(run_batch, log_level="warning", prefix_cache_policy="lookahead")
     add_lora_module_option(run_batch)
 
+
+def _add_compile(commands: _Commands) -> None:
     compile_command = _add_command(
         commands,
         "compile",
@@ -180,6 +209,8 @@ def build_parser() -> CommandParser:
     )
     add_engine_options(compile_command, log_level="info")
 
+
+def _add_convert(commands: _Commands) -> None:
     convert = _add_command(
         commands,
         "convert",
@@ -187,6 +218,9 @@ def build_parser() -> CommandParser:
         required="--out DIR ",
     )
     add_convert_options(convert)
+
+
+def _add_plan(commands: _Commands) -> None:
     plan = commands.add_parser(
         "plan",
         examples=EXAMPLES["plan"],
@@ -197,6 +231,8 @@ def build_parser() -> CommandParser:
     )
     add_plan_options(plan)
 
+
+def _add_simulate(commands: _Commands) -> None:
     simulate = commands.add_parser(
         "simulate",
         examples=EXAMPLES["simulate"],
@@ -206,6 +242,8 @@ def build_parser() -> CommandParser:
     )
     add_simulate_options(simulate)
 
+
+def _add_bench(commands: _Commands) -> None:
     bench = commands.add_parser(
         "bench",
         examples=EXAMPLES["bench"],
@@ -216,6 +254,8 @@ def build_parser() -> CommandParser:
     )
     add_bench_commands(bench)
 
+
+def _add_doctor(commands: _Commands) -> None:
     doctor = commands.add_parser(
         "doctor",
         examples=EXAMPLES["doctor"],
@@ -226,6 +266,8 @@ def build_parser() -> CommandParser:
     )
     add_doctor_options(doctor)
 
+
+def _add_build_native(commands: _Commands) -> None:
     build_native = commands.add_parser(
         "build-native",
         examples=EXAMPLES["build-native"],
@@ -235,11 +277,9 @@ def build_parser() -> CommandParser:
         "they are and which instructions this CPU runs. Needs a C++ compiler.",
     )
     add_native_cache_option(build_native)
-    parser.description = f"{_DESCRIPTION}\n{_overview(commands)}"
-    return parser
 
 
-def _overview(commands: "argparse._SubParsersAction[CommandParser]") -> str:
+def _overview(commands: _Commands) -> str:
     """Return the commands with a line each, by what they are for."""
     texts = {each.dest: each.help for each in commands._choices_actions}
     purposes = dict(_PURPOSES)
@@ -252,7 +292,7 @@ def _overview(commands: "argparse._SubParsersAction[CommandParser]") -> str:
 
 
 def _add_command(
-    commands: "argparse._SubParsersAction[CommandParser]",
+    commands: _Commands,
     name: str,
     text: str,
     *,

@@ -38,6 +38,7 @@ REACHES_DOWN = {
     "capacity",  # asks KVCacheSpec for bytes
     "exporting",  # traces the model for an absent GPU
     "engine",  # holds the tokenizer and the runner
+    "engine_thread",  # traces steps by JAX's profiler
     "host_rates",  # times the products of this CPU
     "fit",  # asks for bytes of weights and of blocks
     "llm",  # exposes the tokenizer
@@ -47,6 +48,7 @@ REACHES_DOWN = {
     "model_presets",  # fills ModelConfig
     "plan",  # asks what the model is, and how it can be split
     "roofline",  # asks KVCacheSpec and ModelConfig for sizes
+    "resolution",  # asks the device for its memory, and the model for its limits
     "row_table",  # asks for sampling parameters as the device reads them
     "offloading",  # makes what moves blocks on the device
     "placement",  # places parameters and cache on devices

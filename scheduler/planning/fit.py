@@ -10,10 +10,10 @@ from paged.models.weight_bytes import WeightBytes, count_weight_bytes
 from paged.scheduler.capacity import MemoryBudget, available_kv_bytes, blocks_per_request
 from paged.scheduler.config import EngineConfig, StepLimits
 from paged.scheduler.errors import CapacityError
-from paged.scheduler.loading import cache_groups
 from paged.scheduler.memory import kv_cache_spec, memory_budget
 from paged.scheduler.placement import split_of
 from paged.scheduler.planning.workload import Workload
+from paged.scheduler.resolution import cache_groups
 from paged.scheduler.simulator.gpus import GPU
 
 

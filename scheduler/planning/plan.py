@@ -11,11 +11,11 @@ from paged.models.tensor_parallel import TensorParallel
 from paged.models.weights import resolve_dtype
 from paged.scheduler.backend_choice import kv_element_type
 from paged.scheduler.config import EngineConfig
-from paged.scheduler.loading import gpu_limits
 from paged.scheduler.planning.advice import Suggestion, suggest
 from paged.scheduler.planning.fit import Fit, fit
 from paged.scheduler.planning.speed import Efficiencies, Speed
 from paged.scheduler.planning.workload import Workload
+from paged.scheduler.resolution import gpu_limits
 from paged.scheduler.simulator.gpus import GPU
 
 PARALLEL_SIZES = (1, 2, 4, 8)

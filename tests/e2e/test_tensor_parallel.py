@@ -18,9 +18,10 @@ from paged.models.config import ModelConfig
 from paged.scheduler.config import EngineConfig
 from paged.scheduler.engine import Engine
 from paged.scheduler.exporting import compile_artifact
-from paged.scheduler.loading import LoadedEngine, load_engine, resolve_config
+from paged.scheduler.loading import LoadedEngine, load_engine
 from paged.scheduler.params import SamplingParams
 from paged.scheduler.placement import Placement, split_of
+from paged.scheduler.resolution import resolve_config
 from tests.models.test_weights import hf_shapes
 
 PARAMS = {

@@ -223,10 +223,10 @@ def test_shutdown_ends_open_streams():
 
 def test_a_stuck_step_is_unhealthy():
     async def scenario(engine):
-        engine._step_started = -1e9  # a step that began long ago
+        engine._thread.step_started = -1e9  # a step that began long ago
         with pytest.raises(EngineDeadError, match="in one step for more than 300 seconds"):
             engine.check_health()
-        engine._step_started = None
+        engine._thread.step_started = None
 
     serve(scenario)
 

@@ -10,8 +10,8 @@ from paged.models.quantized.formats import read_quantization
 from paged.scheduler.backend_choice import kv_element_type
 from paged.scheduler.buckets import Bucket
 from paged.scheduler.config import PERFORMANCE_MODES, EngineConfig, StepLimits
-from paged.scheduler.loading import make_bucket_table, resolve_config
 from paged.scheduler.memory import activation_bytes, weight_bytes
+from paged.scheduler.resolution import make_bucket_table, resolve_config
 
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
