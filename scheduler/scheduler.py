@@ -10,7 +10,7 @@ counts as a token whose value is not known yet (docs/decisions/0018).
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 
 from paged.scheduler.block_pool import BlockPool
 from paged.scheduler.block_residency import BlockResidency
@@ -19,16 +19,16 @@ from paged.scheduler.kv_manager import KVManager
 from paged.scheduler.lora_slots import LoRASlots
 from paged.scheduler.output import FinishReason, ModelRunnerOutput, SchedulerOutput
 from paged.scheduler.pins import PrefixPins
-from paged.scheduler.prefill_limits import PartialPrefills, PrefillLimits, check_limits
+from paged.scheduler.prefill_limits import PrefillLimits, check_limits
 from paged.scheduler.prefix_cache import PrefixHasher
 from paged.scheduler.prefix_stats import HitCounter, PrefixStats
 from paged.scheduler.request import Request, RequestStatus
 from paged.scheduler.request_book import RequestBook
-from paged.scheduler.request_queue import make_request_queue, urgency
+from paged.scheduler.request_queue import make_request_queue
 from paged.scheduler.restoring import Restorer, Tiers
 from paged.scheduler.sample_intake import SampleIntake
 from paged.scheduler.sample_leaders import SampleLeaders
-from paged.scheduler.step_plan import StepPlan
+from paged.scheduler.step_choice import StepChooser
 from paged.scheduler.step_rows import StepRows, StepUpdates
 
 
@@ -57,6 +57,10 @@ class Scheduler:
         requests have none.
       tiers: memory below the device that evicted blocks go to and come back from; None: none.
       clock: seconds, monotonic.
+
+    Attributes:
+      max_num_seqs, max_num_batched_tokens: as given; read anew in every step, so they may be
+        lowered for one (the simulator's `SleepingDecodes`).
 
     Raises: ValueError if a limit is below 1 or the budget is too small for the other limits.
     Source: vLLM `v1/core/sched/scheduler.py`, `v1/core/sched/async_scheduler.py`.
@@ -90,19 +94,12 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.pool = pool
-        self._prefill_limits = PrefillLimits(
-            long_prefill_token_threshold=long_prefill_token_threshold,
-            max_num_partial_prefills=max_num_partial_prefills,
-            max_long_partial_prefills=max_long_partial_prefills,
-        )
-        self._enable_chunked_prefill = enable_chunked_prefill
         self._clock = clock
         self._kv = KVManager(
             pool, windows=windows, max_num_batched_tokens=max_num_batched_tokens, hasher=hasher
         )
         self._restorer = Restorer(self._kv, pool, tiers)
         self.loras = LoRASlots(max_loras)
-        self._is_by_priority = policy == "priority"
         self._book = RequestBook(
             kv=self._kv,
             pool=pool,
@@ -114,6 +111,24 @@ class Scheduler:
         self._leaders = SampleLeaders(is_needed=not pool.enable_caching)
         self._pins = PrefixPins(pool, reserve=self._kv.num_blocks_for(max_model_len), clock=clock)
         self._hits = HitCounter(pool, self._restorer)
+        self._chooser = StepChooser(
+            book=self._book,
+            kv=self._kv,
+            pool=pool,
+            restorer=self._restorer,
+            loras=self.loras,
+            leaders=self._leaders,
+            hits=self._hits,
+            max_model_len=max_model_len,
+            prefill_limits=PrefillLimits(
+                long_prefill_token_threshold=long_prefill_token_threshold,
+                max_num_partial_prefills=max_num_partial_prefills,
+                max_long_partial_prefills=max_long_partial_prefills,
+            ),
+            enable_chunked_prefill=enable_chunked_prefill,
+            is_by_priority=policy == "priority",
+            clock=clock,
+        )
         self._intake = SampleIntake(
             self._kv, pool, self._pins, finish=self.finish, max_model_len=max_model_len
         )
@@ -224,25 +239,16 @@ class Scheduler:
 
         Raises: RuntimeError if requests wait and none can ever be scheduled.
         """
-        budget = self.max_num_batched_tokens
-        step = StepPlan(budget, self._prefill_limits.request_cap(budget, self.num_unfinished))
         if self._pins:
             self._pins.release_expired()
-        restores = self._collect_restored()
-        ready_parents = self._leaders.ready_parents()
-        self._schedule_running(step)
-        # Blocks that a preemption has freed are for those who already run.
-        if not step.is_short_of_blocks:
-            self._schedule_held(step)
-        if not step.is_short_of_blocks:
-            self._schedule_waiting(step, ready_parents)
+        step, restores = self._chooser.choose(self.max_num_batched_tokens, self.max_num_seqs)
         output = step.output(
             block_copies=self._kv.take_copies(),
             saves=self._restorer.take_saves(),
             restores=restores,
             lora_loads=self.loras.take_loads(),
         )
-        assert output.num_tokens <= budget
+        assert output.num_tokens <= self.max_num_batched_tokens
         assert self.num_running <= self.max_num_seqs
         if self._book.waiting and not (self._book.running or self._book.held):
             self._check_not_stuck(self._book.waiting.peek())
@@ -350,144 +356,6 @@ class Scheduler:
             request.num_prompt_tokens + request.max_tokens, self.max_model_len
         )
         request.queued_time = self._clock()
-
-    def _schedule_running(self, step: StepPlan) -> None:
-        block_size = self.pool.block_size
-        is_plain = self._kv.is_plain
-        running = list(self._book.running.values())
-        index = 0
-        while index < len(running) and step.budget > 0:
-            if is_plain and not step.is_short_of_blocks:
-                index = step.add_decodes(running, index, self._kv, block_size)
-                if index == len(running) or step.budget <= 0:
-                    return
-            self._schedule_one(running[index], step)
-            index += 1
-
-    def _schedule_one(self, request: Request, step: StepPlan) -> None:
-        """Schedule what a running request has left, if it still runs and need not wait."""
-        if request.status is not RequestStatus.RUNNING:
-            return  # lost its blocks to one before it
-        num_tokens = request.num_tokens + request.num_in_flight - request.num_computed_tokens
-        if num_tokens <= 0 or (request.num_in_flight and request.must_wait_for_sample):
-            return
-        num_tokens = step.clip(num_tokens)
-        while not self._kv.extend(request, num_tokens):
-            if self._preempt_somebody(step) is request:
-                return
-        step.add(request, num_tokens)
-
-    def _preempt_somebody(self, step: StepPlan) -> Request:
-        """Take all blocks from the request that can best spare them, and return it."""
-        step.is_short_of_blocks = True
-        sent_back = self._book.send_back()
-        if sent_back is not None:
-            return sent_back
-        running = self._book.running
-        if self._is_by_priority:
-            victim = max(running.values(), key=urgency)
-            row = step.remove(victim)
-            if row is not None:
-                # Its blocks of this step were published and will never be computed.
-                self._kv.retract(victim, row.start // self.pool.block_size)
-                victim.num_computed_tokens = row.start
-        else:
-            # Admitted last, hence not yet in this step: the loop goes by order of admission.
-            victim = next(reversed(running.values()))
-        self._book.preempt(victim)
-        # Victims come last first, so putting each in front keeps their order.
-        step.preempted.insert(0, victim)
-        return victim
-
-    def _collect_restored(self) -> list[object]:
-        """Let requests whose prefixes have arrived go on; return what has to be written first."""
-        if not self._restorer.num_loading:
-            return []
-        requests, payloads = self._restorer.collect()
-        for request in requests:
-            self._book.hold(request)
-        return payloads
-
-    def _schedule_held(self, step: StepPlan) -> None:
-        held, running = self._book.held, self._book.running
-        while held and step.budget > 0 and len(running) < self.max_num_seqs:
-            request = next(iter(held.values()))
-            num_tokens = step.clip(request.num_tokens - request.num_computed_tokens)
-            if self._kv.extend(request, num_tokens):
-                self._start(request, step, num_tokens)
-            elif running or len(held) == 1:
-                return
-            else:
-                # Nobody will free a block: what the last ones hold has to do.
-                self._book.send_back()
-
-    def _schedule_waiting(self, step: StepPlan, ready_parents: Set[str]) -> None:
-        partial: PartialPrefills | None = None
-        if self._prefill_limits.limits_admission:
-            partial = self._prefill_limits.count(self.running, self.max_model_len)
-        book, waiting = self._book, self._book.waiting
-        passed_over: list[Request] = []
-        num_blocked = 0  # of those, for want of a slot for their adapter
-        while step.budget > 0 and waiting and book.num_admitted < self.max_num_seqs:
-            request = waiting.peek()
-            if request.num_in_flight:
-                break  # preempted, and its last sample has not come back yet
-            leader = self._leaders.leader_of(request)
-            if leader is not None and request.parent_id not in ready_parents:
-                book.pass_over(request)
-                passed_over.append(request)
-                continue
-            if not self.loras.can_admit(request):
-                if num_blocked + len(waiting) == self.loras.num_blocked:
-                    break  # all that are left
-                book.pass_over(request)
-                passed_over.append(request)
-                num_blocked += 1
-                continue
-            if leader is not None and self._kv.can_fork(leader, request):
-                if not self._admit_fork(request, leader, step):
-                    break
-                continue
-            hit = self._kv.find_hit(request)
-            if self._restorer.start(request, hit):
-                book.leave_queue(request, hit)
-                continue
-            remaining = request.num_tokens - hit.num_blocks * self.pool.block_size
-            if not self._enable_chunked_prefill and remaining > step.budget:
-                break
-            num_tokens = step.clip(remaining)
-            if partial is not None and num_tokens < remaining:
-                if not partial.has_room_for(request):
-                    book.pass_over(request)
-                    passed_over.append(request)
-                    continue
-                partial.add(request)
-            # No request overtakes the head of the queue, or a long prompt might starve.
-            if not self._kv.admit(request, num_tokens, hit):
-                break
-            book.leave_queue(request, hit)
-            self._start(request, step, num_tokens)
-        book.put_back(passed_over)
-
-    def _start(self, request: Request, step: StepPlan, num_tokens: int) -> None:
-        """Make a request that holds blocks a running one and schedule its first tokens."""
-        self._book.start(request)
-        if request.num_cached_tokens < 0:
-            self._hits.count(request)
-            request.scheduled_time = self._clock()
-        self._leaders.on_start(request)
-        step.add(request, num_tokens)
-
-    def _admit_fork(self, request: Request, leader: Request, step: StepPlan) -> bool:
-        """Admit a further sample of a prompt that is computed; say whether there was room."""
-        self._kv.fork(leader, request)
-        num_tokens = step.clip(request.num_tokens - request.num_computed_tokens)
-        if not self._kv.extend(request, num_tokens):
-            self._kv.free(request)
-            return False
-        self._book.leave_queue(request, None)
-        self._start(request, step, num_tokens)
-        return True
 
     def _check_not_stuck(self, head: Request) -> None:
         """Raise if nothing that is under way can ever make room for the head of the queue."""

@@ -46,11 +46,26 @@ _RESET_RUNNING = Parameter(
 
 def make_routes(settings: ServerSettings) -> list[Route]:
     """Return the routes that these settings open."""
-    metrics_are_open = not settings.metrics_require_key
     routes = [
         *_generation_routes(),
         *_response_routes(),
         *_tokenizer_routes(),
+        *_model_routes(),
+        *_operation_routes(metrics_need_key=settings.metrics_require_key),
+    ]
+    if settings.allow_runtime_lora_updating:
+        routes += _adapter_routes()
+    if settings.ui:
+        routes += _playground_routes()
+    if settings.dev_mode:
+        routes += _development_routes()
+    if settings.observability.profile_dir is not None:
+        routes += _profile_routes()
+    return routes
+
+
+def _model_routes() -> list[Route]:
+    return [
         Route(
             method="GET",
             path="/v1/models",
@@ -69,6 +84,11 @@ def make_routes(settings: ServerSettings) -> list[Route]:
             parameters=(_MODEL,),
             errors=(404,),
         ),
+    ]
+
+
+def _operation_routes(*, metrics_need_key: bool) -> list[Route]:
+    return [
         *[
             Route(
                 method=method,
@@ -105,7 +125,7 @@ def make_routes(settings: ServerSettings) -> list[Route]:
             summary="Return the metrics in Prometheus' text format.",
             tag="operations",
             media=CONTENT_TYPE,
-            needs_key=not metrics_are_open,
+            needs_key=metrics_need_key,
         ),
         Route(
             method="GET",
@@ -116,26 +136,21 @@ def make_routes(settings: ServerSettings) -> list[Route]:
             media=JSON,
         ),
     ]
-    if settings.allow_runtime_lora_updating:
-        routes += _adapter_routes()
-    if settings.ui:
-        routes += _playground_routes()
-    if settings.dev_mode:
-        routes.append(
-            Route(
-                method="POST",
-                path="/reset_prefix_cache",
-                handler=operations.reset_prefix_cache,
-                summary="Forget all cached prefixes.",
-                tag="development",
-                answer=answer_bodies.SuccessAnswer,
-                parameters=(_RESET_RUNNING,),
-                errors=(400, 429, 503),
-            )
-        )
-    if settings.observability.profile_dir is not None:
-        routes += _profile_routes()
-    return routes
+
+
+def _development_routes() -> list[Route]:
+    return [
+        Route(
+            method="POST",
+            path="/reset_prefix_cache",
+            handler=operations.reset_prefix_cache,
+            summary="Forget all cached prefixes.",
+            tag="development",
+            answer=answer_bodies.SuccessAnswer,
+            parameters=(_RESET_RUNNING,),
+            errors=(400, 429, 503),
+        ),
+    ]
 
 
 def _adapter_routes() -> list[Route]:
