@@ -2,65 +2,21 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
-#include <string>
 
 #include "cpu_level.h"
 #include "linear_run.h"
+#include "packed_weight_ffi.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
 
 namespace {
 
-using paged::LinearProblem;
-using paged::WeightType;
 using ffi::Error;
-
-// Takes operands one after the other and remembers what was wrong with the first that did not fit.
-class Operands {
- public:
-  explicit Operands(ffi::RemainingArgs args) : args_(args) {}
-
-  // The data of the next operand; null, and an error, unless it has this type and this shape.
-  const void* take(const char* name, ffi::DataType type, std::initializer_list<int64_t> shape) {
-    auto buffer = next(name);
-    if (!buffer.has_value()) return nullptr;
-    const auto dimensions = buffer->dimensions();
-    if (buffer->element_type() != type ||
-        !std::equal(dimensions.begin(), dimensions.end(), shape.begin(), shape.end())) {
-      fail(std::string(name) + " has another type or shape than it should");
-      return nullptr;
-    }
-    return buffer->untyped_data();
-  }
-
-  ffi::ErrorOr<ffi::AnyBuffer> next(const char* name) {
-    auto buffer = args_.get<ffi::AnyBuffer>(taken_++);
-    if (!buffer.has_value()) fail(std::string(name) + " is missing");
-    return buffer;
-  }
-
-  // The type of the next operand, which stays; INVALID if there is none.
-  ffi::DataType next_type() const {
-    auto buffer = args_.get<ffi::AnyBuffer>(taken_);
-    return buffer.has_value() ? buffer->element_type() : ffi::DataType::INVALID;
-  }
-
-  void fail(std::string message) {
-    if (error_.success()) error_ = Error::InvalidArgument(std::move(message));
-  }
-
-  // The first error, or one if there are more operands than were taken.
-  Error finish() {
-    if (taken_ < args_.size()) fail("there are operands that nothing asks for");
-    return error_;
-  }
-
- private:
-  ffi::RemainingArgs args_;
-  size_t taken_ = 0;
-  Error error_;
-};
+using paged::kernels_of;
+using paged::LinearProblem;
+using paged::Operands;
+using paged::unknown_level;
 
 // Reads x [M, K] into the problem, whose products are of inputs of type `type`.
 Error read_input(ffi::AnyBuffer x, ffi::DataType type, LinearProblem* p) {
@@ -88,65 +44,6 @@ ffi::ErrorOr<ffi::DataType> product_type(ffi::AnyBuffer x, ffi::RemainingRets re
         "the normalised x must have the size of x, and its type or fewer bits"));
   return rounded;
 }
-
-// The type of a packed weight for an x of type `type`; bytes without a sign are pairs of codes.
-std::optional<WeightType> weight_type_of(ffi::DataType weight, ffi::DataType type) {
-  switch (weight) {
-    case ffi::S8: return WeightType::kInt8;
-    case ffi::F8E4M3FN: return WeightType::kFloat8;
-    case ffi::U8: return WeightType::kInt4;
-    default: break;
-  }
-  if (weight != type) return std::nullopt;
-  return type == ffi::F32 ? WeightType::kFloat32 : WeightType::kBfloat16;
-}
-
-// Reads what codes of 4 bits are less by and multiplied by: [groups, N] both.
-void read_groups(Operands& operands, int64_t depth, bool has_zeros, paged::LinearWeight* weight) {
-  auto scales = operands.next("the scales");
-  if (!scales.has_value()) return;
-  const auto shape = scales->dimensions();
-  if (scales->element_type() != ffi::F32 || shape.size() != 2 || shape[0] < 1 ||
-      shape[1] != weight->num_columns || depth % (8 * shape[0]))
-    return operands.fail("the scales of 4-bit weights must be float32 for equal groups of inputs");
-  weight->scales = static_cast<const float*>(scales->untyped_data());
-  weight->group_size = depth / shape[0];
-  if (has_zeros)
-    weight->zeros = static_cast<const uint8_t*>(
-        operands.take("the zero points", ffi::U8, {shape[0], weight->num_columns}));
-}
-
-// Reads one packed weight [tiles, steps, 64, elements of a word], and the scales [N] of 8 bits, or
-// what 4 bits have instead.
-void read_weight(Operands& operands, ffi::DataType type, int64_t num_columns, bool has_zeros,
-                 LinearProblem* p) {
-  paged::LinearWeight& weight = p->weights[p->num_weights++];
-  weight.num_columns = num_columns;
-  auto buffer = operands.next("a weight");
-  if (!buffer.has_value()) return;
-  const auto found = weight_type_of(buffer->element_type(), type);
-  if (!found)
-    return operands.fail("a weight must have the type of x, or int8, e4m3 or codes in uint8");
-  const WeightType weight_type = *found;
-  if (p->num_weights > 1 && weight_type != p->weight_type)
-    return operands.fail("the weights must all have one type");
-  p->weight_type = weight_type;
-  const auto packed = buffer->dimensions();
-  if (packed.size() != 4) return operands.fail("a packed weight has four axes");
-  if (packed[0] != paged::num_tiles(num_columns) || packed[1] != paged::num_steps(*p) ||
-      packed[2] != paged::kTileColumns || packed[3] * static_cast<int64_t>(ffi::ByteWidth(buffer->element_type())) != 4)
-    return operands.fail("x, the packed weight and y do not fit each other");
-  weight.words = buffer->untyped_data();
-  if (weight_type == WeightType::kInt8 || weight_type == WeightType::kFloat8)
-    weight.scales = static_cast<const float*>(operands.take("the scales", ffi::F32, {num_columns}));
-  if (weight_type == WeightType::kInt4) read_groups(operands, p->depth, has_zeros, &weight);
-}
-
-const paged::LinearKernels* kernels_of(int32_t level) {
-  return paged::linear_kernels(level < 0 ? paged::best_level() : level);
-}
-
-Error unknown_level() { return Error::InvalidArgument("this CPU lacks that level"); }
 
 // Leaves the first rows to be computed, as many as an int32 [1] says, and sets the others to zero:
 // not to what memory holds, as NaN in the padding of a cache spreads where it is multiplied by zero.
@@ -194,7 +91,7 @@ Error Linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args,
     if ((*y)->dimensions().size() != 2 || (*y)->dimensions()[0] != p.num_rows)
       return Error::InvalidArgument("y must have two axes, and the rows of x");
     const int64_t num_columns = (*y)->dimensions()[1];
-    read_weight(operands, type, num_columns, zeros >> i & 1, &p);
+    read_weight(operands, type, std::nullopt, num_columns, zeros >> i & 1, &p);
     p.weights[i].y = (*y)->untyped_data();
     if (biases >> i & 1) p.weights[i].bias = operands.take("a bias", type, {num_columns});
   }
@@ -235,7 +132,7 @@ Error LinearBest(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs args
   if (Error error = read_input(x, x.element_type(), &p); error.failure()) return error;
   if (num_outputs < 1) return Error::InvalidArgument("there is no output to choose");
   Operands operands(args);
-  read_weight(operands, x.element_type(), num_outputs, has_zeros, &p);
+  read_weight(operands, x.element_type(), std::nullopt, num_outputs, has_zeros, &p);
   if (Error error = operands.finish(); error.failure()) return error;
   const size_t partial = static_cast<size_t>(paged::num_tiles(p) * p.num_rows);
   if (best->element_count() != static_cast<size_t>(p.num_rows) ||
