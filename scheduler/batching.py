@@ -21,6 +21,7 @@ class Batch(NamedTuple):
       wants_logprobs: some sequence wants log probabilities.
       uses_masks: some sequence takes its token from those that a mask allows.
       wants_hidden: some sequence wants its final hidden state.
+      pools_prompts: some sequence wants the sum of its tokens' hidden states.
       wide_edits: of the sequences whose logit edits are not in `packed`, as they are too many.
     """
 
@@ -29,6 +30,7 @@ class Batch(NamedTuple):
     wants_logprobs: bool
     uses_masks: bool = False
     wants_hidden: bool = False
+    pools_prompts: bool = False
     wide_edits: Sequence[WideRowEdits] = ()
 
 
@@ -102,7 +104,10 @@ def build_batch(
     wants_logprobs, uses_masks = bool(views["wants_logprobs"][0]), bool(views["uses_masks"][0])
     # Of a prompt that goes on in a later step the row is of no use, but this is rare and cheap.
     wants_hidden = bool(table.wants_hidden[seqs.batch_rows].any())
-    return Batch(packed, is_greedy, wants_logprobs, uses_masks, wants_hidden, wide_edits)
+    pools_prompts = bool(table.pools_prompt[seqs.batch_rows].any())
+    return Batch(
+        packed, is_greedy, wants_logprobs, uses_masks, wants_hidden, pools_prompts, wide_edits
+    )
 
 
 def _fill_first_tokens(

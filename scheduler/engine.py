@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from paged.models.tokenizer import Tokenizer
 from paged.scheduler.admission import InputProcessor
 from paged.scheduler.deltas import Delta, join
@@ -22,6 +20,7 @@ from paged.scheduler.output import (
 )
 from paged.scheduler.output_processor import OutputProcessor
 from paged.scheduler.params import ParameterError, SamplingParams
+from paged.scheduler.prompt_pooling import keep_pooled
 from paged.scheduler.request import CacheMode, Request
 from paged.scheduler.scheduler import Scheduler
 from paged.scheduler.snapshot import EngineSnapshot, take_snapshot
@@ -364,8 +363,7 @@ class Engine:
         result = self._timed(
             "host_copies", lambda: [row.request for row in rows], step.pending.result
         )
-        if result.hidden is not None:
-            _keep_pooled(step.scheduled, result.hidden)
+        keep_pooled(step.scheduled, result)
         updates = self.scheduler.update(step.scheduled, result)
         self._stats.on_step(step.scheduled, updates)
         self._outputs.take_prompt_logprobs(result.prompt_logprobs)
@@ -404,10 +402,3 @@ class Engine:
             self.grammars.close()
         if self._tiers is not None:
             self._tiers.close()
-
-
-def _keep_pooled(scheduled: SchedulerOutput, hidden: np.ndarray) -> None:
-    """Give the requests whose prompt ends in this step the vectors that they want."""
-    for row, vector in zip(scheduled.scheduled, hidden, strict=True):
-        if row.samples and row.request.params.is_pooled:
-            row.request.pooled = vector.copy()  # not the whole step's array

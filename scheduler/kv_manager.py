@@ -110,11 +110,10 @@ class KVManager:
         """Return the longest cached prefix of the request, without taking it.
 
         The last known token is never part of it: its logits have to be computed. Nor is any of a
-        prompt that is scored.
+        prompt whose hidden states are wanted.
         """
         first: list[int] = []
-        # What is scored has to be computed: the cache has no hidden states.
-        if self._pool.enable_caching and not request.scores_prompt:
+        if self._pool.enable_caching and not request.needs_whole_prompt:
             lookup = self._pool.lookup
             limit = (request.num_tokens - 1) // self._pool.block_size
             for block_hash in request.block_hashes[:limit]:

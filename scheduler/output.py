@@ -31,8 +31,7 @@ class ScheduledRequest(NamedTuple):
     Attributes:
       request: the request; its block tables already cover the scheduled tokens.
       start: first token position computed in this step.
-      step_tokens: tokens computed, by step: there are two where the engine had to finish one before
-        its time, none where nothing was computed.
+      num_tokens: tokens computed in this step.
       samples: whether the step reaches the request's last token, so that one is sampled.
       input_in_flight: the last of the tokens is the sample of an earlier step that the device has
         not returned yet; it has to be taken from there.
@@ -83,6 +82,8 @@ class ModelRunnerOutput:
       logprobs: None unless a row asked for log probabilities.
       hidden: final hidden states where rows end, float32 `[num_scheduled, hidden_size]`; None
         unless a row that samples wants its own (`SamplingParams.is_pooled`).
+      hidden_sums: by row, the sums of its tokens' final hidden states, float32 `[hidden_size]`, for
+        `SamplingParams.pools_prompt`.
       prompt_logprobs: of requests that asked for those of their prompt's tokens.
       chosen_logprobs: by row, those of the request's `logprob_token_ids`, in their order.
     """
@@ -92,6 +93,7 @@ class ModelRunnerOutput:
     hidden: np.ndarray | None = None
     prompt_logprobs: "tuple[PromptLogprobs, ...]" = ()
     chosen_logprobs: "Mapping[int, RunnerLogprobs]" = field(default_factory=dict)
+    hidden_sums: Mapping[int, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

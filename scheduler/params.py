@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from paged.scheduler.structured.params import StructuredOutputs
@@ -38,6 +38,11 @@ MAX_LOGPROB_TOKEN_IDS = 128
 
 MAX_N = 128
 """Most samples of one request."""
+
+type Pooling = Literal["last", "mean"]
+"""Which of a prompt's hidden states make its vector, see `PoolingParams`."""
+
+POOLINGS: tuple[Pooling, ...] = ("last", "mean")
 
 # The device has 32-bit numbers. Beyond these bounds nothing changes any more: no vocabulary is as
 # large, no token's probability as small, and a penalty of a logit as large decides alone.
@@ -185,6 +190,11 @@ class SamplingParams:
         return False
 
     @property
+    def pools_prompt(self) -> bool:
+        """Whether all tokens of the prompt go into that vector."""
+        return False
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """The stop strings, always as a tuple."""
         return self._stop
@@ -262,20 +272,39 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class PoolingParams(SamplingParams):
-    """Asks for the final hidden state of the prompt's last token instead of a text.
+    """Asks for a vector made of the prompt's final hidden states instead of a text.
 
     To the scheduler it is a request that ends with its prefill: one token, the likeliest, whatever
     it is. The vector is `RequestOutput.pooled`.
+
+    Attributes:
+      pooling: "last" takes the last token's, "mean" the mean of all. For the mean the whole prompt
+        is computed, also what is cached: the cache has no hidden states.
+
+    Raises:
+      ParameterError: as `SamplingParams`, or for another `pooling`.
     """
 
     temperature: float = 0.0
     max_tokens: int | None = 1
     ignore_eos: bool = True
+    pooling: Pooling = "last"
+
+    def __post_init__(self) -> None:
+        # Not super(): a class with slots is not the one that this method was written in.
+        SamplingParams.__post_init__(self)
+        if self.pooling not in POOLINGS:
+            raise ParameterError("pooling", self.pooling, f"must be one of {', '.join(POOLINGS)}")
 
     @property
     def is_pooled(self) -> bool:
         """Whether a vector is wanted rather than tokens."""
         return True
+
+    @property
+    def pools_prompt(self) -> bool:
+        """Whether all tokens of the prompt go into that vector."""
+        return self.pooling == "mean"
 
 
 def _check_integer(name: str, value: object, low: int, high: int | None = None) -> None:

@@ -96,8 +96,9 @@ class Request:
       restored_tokens: of that hit, the tokens that came from lower tiers, by medium.
       num_preemptions: times its blocks were taken away.
       finish_reason, stop_reason: set when it ends.
-      pooled: float32 `[hidden_size]`, the hidden state of its last prompt token once it is
-        computed, if `params` ask for it.
+      pooled: float32 `[hidden_size]`, the vector that `params` ask for, once its last prompt token
+        is computed.
+      hidden_sum: float32 `[hidden_size]`, of the prompt's tokens so far, if that is their mean.
       queued_time, scheduled_time, first_token_time, last_token_time: monotonic seconds, 0 if not
         yet reached; preemption resets none of them.
     """
@@ -141,6 +142,7 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     pooled: np.ndarray | None = None
+    hidden_sum: np.ndarray | None = None
 
     queued_time: float = 0.0
     scheduled_time: float = 0.0
@@ -182,6 +184,11 @@ class Request:
     def scores_prompt(self) -> bool:
         """Whether the steps that compute its prompt have to score the prompt's tokens, too."""
         return self.params.prompt_logprobs is not None and not self.output_token_ids
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether all of its prompt has to be computed, as no cache has the hidden states."""
+        return self.scores_prompt or self.params.pools_prompt
 
     @property
     def is_finished(self) -> bool:

@@ -93,7 +93,7 @@ class Restorer:
 
         On success the request holds its cached blocks and those that are being filled.
         """
-        if self._tiers is None or not self._pool.enable_caching or request.scores_prompt:
+        if self._tiers is None or not self._pool.enable_caching or request.needs_whole_prompt:
             return False
         media = self._lookup(request, hit.num_blocks)
         num_tokens = len(media) * self._pool.block_size

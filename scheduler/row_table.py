@@ -27,7 +27,7 @@ class RowTable:
     Attributes:
       block_tables: int32 `[num_groups, max_num_seqs, max_blocks_per_seq]`.
       sampling: int32 `[max_num_seqs, len(SAMPLING_COLUMNS)]`, see `sampling_row`.
-      wants_logprobs, wants_hidden, has_edits, is_constrained: bool `[max_num_seqs]`.
+      wants_logprobs, wants_hidden, pools_prompt, has_edits, is_constrained: bool `[max_num_seqs]`.
       lora_slots: int32 `[max_num_seqs]`, where its adapter lies on the device.
       is_greedy: bool `[max_num_seqs]`, whether nothing but the logits and this step's edits decides
         which token is taken, and only the token is wanted.
@@ -38,6 +38,7 @@ class RowTable:
         self.sampling = np.zeros((max_num_seqs, len(SAMPLING_COLUMNS)), np.int32)
         self.wants_logprobs = np.zeros(max_num_seqs, np.bool_)
         self.wants_hidden = np.zeros(max_num_seqs, np.bool_)
+        self.pools_prompt = np.zeros(max_num_seqs, np.bool_)
         self.has_edits = np.zeros(max_num_seqs, np.bool_)
         self.is_constrained = np.zeros(max_num_seqs, np.bool_)
         self.is_greedy = np.zeros(max_num_seqs, np.bool_)
@@ -72,7 +73,8 @@ class RowTable:
             request.sampling_row = _make_sampling_row(request)
         self.sampling[row] = request.sampling_row
         self.wants_logprobs[row] = request.params.logprobs is not None
-        self.wants_hidden[row] = request.params.is_pooled
+        self.wants_hidden[row] = request.params.is_pooled and not request.params.pools_prompt
+        self.pools_prompt[row] = request.params.pools_prompt
         self.has_edits[row] = request.logit_edits is not None
         self.is_constrained[row] = request.constraint is not None
         self.is_greedy[row] = _is_greedy(request)

@@ -23,6 +23,7 @@ from paged.models.step import step_leaves
 from paged.scheduler.batching import Batch, build_batch
 from paged.scheduler.buckets import Bucket, BucketTable
 from paged.scheduler.output import ModelRunnerOutput, RunnerLogprobs, SchedulerOutput
+from paged.scheduler.prompt_pooling import PendingSums, pooled_tokens
 from paged.scheduler.prompt_scoring import PendingScores, Scores, scored_rows
 from paged.scheduler.row_table import RowTable
 from paged.scheduler.step_programs import StepPrograms, compile_programs, step_layout
@@ -57,6 +58,7 @@ class DeviceStep:
       hidden: final hidden states, `[at least num_scheduled, hidden_size]`, if some sequence wants
         its own.
       scores: what is scored beside the samples, if something is.
+      sums: what is added up of prompts, if something is.
     """
 
     token_ids: jax.Array | None
@@ -64,6 +66,7 @@ class DeviceStep:
     logprobs: SampledTokens | None = None
     hidden: jax.Array | None = None
     scores: PendingScores | None = None
+    sums: PendingSums | None = None
 
     def result(self) -> ModelRunnerOutput:
         """Return the sampled tokens, waiting for them if need be."""
@@ -76,7 +79,8 @@ class DeviceStep:
         if self.hidden is not None:
             hidden = np.asarray(self.hidden)[rows].astype(np.float32)
         scores = Scores() if self.scores is None else self.scores.result()
-        return ModelRunnerOutput(token_ids, logprobs, hidden, scores.prompts, scores.chosen)
+        sums = {} if self.sums is None else self.sums.result()
+        return ModelRunnerOutput(token_ids, logprobs, hidden, scores.prompts, scores.chosen, sums)
 
 
 def _to_host(samples: SampledTokens, rows: slice) -> RunnerLogprobs:
@@ -218,11 +222,11 @@ class ModelRunner:
         bucket = self._table.pick(output.num_tokens, num_seqs)
         batch = build_batch(output, self.layout(bucket), self._rows, self._kv_cache.block_size)
         forward = self._forward(bucket, batch, num_seqs)
-        scores = self._scores(output, forward)
+        beside = self._scores(output, forward), self._sums(output, forward)
         if not batch.uses_masks:
-            return self._choose(forward, None, scores)
+            return self._choose(forward, None, *beside)
         words = mask_words(self._vocab_size)
-        return MaskedStep(forward.size, words, lambda masks: self._choose(forward, masks, scores))
+        return MaskedStep(forward.size, words, lambda masks: self._choose(forward, masks, *beside))
 
     def _scores(self, output: SchedulerOutput, forward: "_Forward") -> PendingScores | None:
         """Return what is scored beside the samples, None if nothing is."""
@@ -238,6 +242,12 @@ class ModelRunner:
 
         words = mask_words(self._vocab_size)
         return PendingScores(rows, forward.all_hidden, score, NUM_SCORED_ROWS, words)
+
+    def _sums(self, output: SchedulerOutput, forward: "_Forward") -> PendingSums | None:
+        """Return what is added up of prompts, None if nothing is."""
+        if not forward.batch.pools_prompts:
+            return None
+        return PendingSums(pooled_tokens(output), forward.all_hidden)
 
     def update_params(self, params: Any) -> None:
         """Compute with other parameters from the next step on; nothing is compiled.
@@ -307,7 +317,11 @@ class ModelRunner:
         return _Forward(hidden, rows, all_hidden, size, batch, num_seqs)
 
     def _choose(
-        self, forward: "_Forward", masks: np.ndarray | None, scores: PendingScores | None = None
+        self,
+        forward: "_Forward",
+        masks: np.ndarray | None,
+        scores: PendingScores | None = None,
+        sums: PendingSums | None = None,
     ) -> DeviceStep:
         """Start the choice of the tokens of the step whose model part was started last."""
         programs = self._programs
@@ -336,7 +350,7 @@ class ModelRunner:
                 array.copy_to_host_async()
         if scores is not None and masks is not None:
             scores = dataclasses.replace(scores, masks=masks)
-        return DeviceStep(token_ids, num_seqs, logprobs, wanted, scores)
+        return DeviceStep(token_ids, num_seqs, logprobs, wanted, scores, sums)
 
 
 class _Forward(NamedTuple):

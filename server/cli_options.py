@@ -4,8 +4,12 @@ import argparse
 import re
 from collections.abc import Sequence
 
+import msgspec
+
+from paged.scheduler.params import POOLINGS
 from paged.server.output_formats import AUTO, NONE
 from paged.server.reasoning import REASONING_FORMATS
+from paged.server.settings import PoolerConfig
 from paged.server.tool_parsers.formats import TOOL_FORMATS
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -51,6 +55,28 @@ def port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is no port; give a number from 0 to 65535")
     return int(text)
+
+
+class _PoolerFields(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of vLLM's pooler config that mean something here."""
+
+    pooling_type: str | None = None
+    seq_pooling_type: str | None = None
+    normalize: bool = True
+
+
+def pooler_config(text: str) -> PoolerConfig:
+    """Parse the JSON object that says how embeddings are made."""
+    try:
+        fields = msgspec.json.decode(text, type=_PoolerFields)
+    except msgspec.DecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+    name = fields.pooling_type or fields.seq_pooling_type
+    pooling = next((each for each in POOLINGS if name and each == name.lower()), None)
+    if name and pooling is None:
+        known = ", ".join(each.upper() for each in POOLINGS)
+        raise argparse.ArgumentTypeError(f"pooling_type {name!r} is unknown; choose {known}")
+    return PoolerConfig(pooling=pooling, normalize=fields.normalize)
 
 
 def positive(text: str) -> int:
@@ -170,6 +196,14 @@ def _add_format_options(group: "argparse._ArgumentGroup") -> None:
         metavar="NAME",
         help="format of the model's reasoning, which then is apart from the answer; auto looks for "
         f"it in the chat template; known are {', '.join(REASONING_FORMATS)} (default: none)",
+    )
+    group.add_argument(
+        "--pooler-config",
+        type=pooler_config,
+        default="{}",
+        metavar="JSON",
+        help='how embeddings are made: "pooling_type" LAST or MEAN (default: what the model asks '
+        'for), "normalize" (default: true)',
     )
     group.add_argument(
         "--exclude-tools-when-tool-choice-none",

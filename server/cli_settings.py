@@ -111,6 +111,7 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         enable_auto_tool_choice=args.enable_auto_tool_choice,
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,
+        pooler_config=args.pooler_config,
         exclude_tools_when_tool_choice_none=args.exclude_tools_when_tool_choice_none,
         client_max_size=args.client_max_size,
         log_requests=args.enable_log_requests,

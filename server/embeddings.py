@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: the final hidden state of each input's last token, scaled to length 1."""
+"""POST /v1/embeddings: a vector of each input, made of its tokens' final hidden states."""
 
 import base64
 from contextlib import aclosing
@@ -6,7 +6,7 @@ from contextlib import aclosing
 import numpy as np
 from aiohttp import web
 
-from paged.scheduler.params import PoolingParams
+from paged.scheduler.params import Pooling, PoolingParams
 from paged.server.answer_bodies import (
     Embedding,
     EmbeddingAnswer,
@@ -27,7 +27,7 @@ async def embeddings(http_request: web.Request) -> web.Response:
     context.check_accepting()
     request = decode_body(await read_json(http_request), EmbeddingRequest)
     model = context.models.find(request.model)
-    _check_pooling(context)
+    pooling = choose_pooling(context)
     _check_dimensions(context, request)
     # What the engine is asked for is a generation that ends with its prefill.
     as_generation = GenerationRequest(
@@ -44,10 +44,12 @@ async def embeddings(http_request: web.Request) -> web.Response:
         request=as_generation,
         response_id=response_id(http_request, as_generation, "embd"),
         prompts=prompts,
-        params=[PoolingParams()] * len(prompts),
+        params=[PoolingParams(pooling=pooling)] * len(prompts),
         handling=handling,
     )
     vectors = await _vectors(generation)
+    if context.settings.pooler_config.normalize:
+        vectors = [vector / max(float(np.linalg.norm(vector)), 1e-12) for vector in vectors]
     usage = generation.usage.body()
     return json_response(
         EmbeddingAnswer(
@@ -68,13 +70,17 @@ async def embeddings(http_request: web.Request) -> web.Response:
 
 
 async def _vectors(generation: Generation) -> list[np.ndarray]:
-    """Return the vectors of length 1, float32 `[hidden_size]`, in the order of the prompts."""
+    """Return the vectors, float32 `[hidden_size]`, in the order of the prompts.
+
+    Raises: ApiError if the engine has ended a request before it had one.
+    """
     vectors: dict[int, np.ndarray] = {}
     async with aclosing(generation.outputs()) as outputs:
         async for index, output in outputs:
             if output.finished:
-                assert output.pooled is not None
-                vectors[index] = output.pooled / max(float(np.linalg.norm(output.pooled)), 1e-12)
+                if output.pooled is None:
+                    raise ApiError("An input was aborted; send the request again.", status=503)
+                vectors[index] = output.pooled
     return [vectors[index] for index in range(len(generation.prompts))]
 
 
@@ -85,14 +91,27 @@ def _spell(vector: np.ndarray, encoding_format: str | None) -> list[float] | str
     return numbers
 
 
-def _check_pooling(context: ServerContext) -> None:
-    """Refuse models that were trained for another pooling: their vectors would mean nothing."""
-    if others := sorted(context.engine.checkpoint.pooling_modes - {"lasttoken"}):
+def choose_pooling(context: ServerContext) -> Pooling:
+    """Return how vectors are made: as the server is told, else as the model was trained.
+
+    Raises: ApiError if the model wants what there is not: other vectors of it would mean nothing.
+    """
+    if (told := context.settings.pooler_config.pooling) is not None:
+        return told
+    modes = context.engine.checkpoint.pooling_modes
+    known: dict[frozenset[str], Pooling] = {
+        frozenset(): "last",
+        frozenset({"lasttoken"}): "last",
+        frozenset({"mean"}): "mean",
+    }
+    if modes not in known:
         raise ApiError(
-            f"This model pools its tokens by {', '.join(others)} (1_Pooling/config.json), and this "
-            "version only by lasttoken; serve another model for embeddings.",
+            f"This model pools its tokens by {', '.join(sorted(modes))} (1_Pooling/config.json), "
+            "and this version only by lasttoken or mean; serve another model for embeddings, or "
+            'choose with --pooler-config \'{"pooling_type": "MEAN"}\'.',
             status=501,
         )
+    return known[modes]
 
 
 def _check_dimensions(context: ServerContext, request: EmbeddingRequest) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from paged.scheduler.params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
+from paged.scheduler.params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS, Pooling
 from paged.server.observability import ObservabilitySettings
 
 
@@ -40,6 +40,19 @@ class LoRAModule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolerConfig:
+    """How /v1/embeddings makes vectors of prompts.
+
+    Attributes:
+      pooling: see `PoolingParams`; None: as the model asks for, or "last" if it does not say.
+      normalize: scale vectors to length 1.
+    """
+
+    pooling: Pooling | None = None
+    normalize: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """Settings of the HTTP application.
 
@@ -64,6 +77,7 @@ class ServerSettings:
         "auto", which looks for it in the chat template.
       reasoning_parser: format of the model's reasoning, a name of `REASONING_FORMATS`, "auto", or
         None, which leaves it in the text.
+      pooler_config: how embeddings are made.
       exclude_tools_when_tool_choice_none: keep tools out of the prompt where none is to be called.
       client_max_size: largest request body, bytes.
       body_timeout_seconds: longest time that a body may take to arrive.
@@ -105,6 +119,7 @@ class ServerSettings:
     enable_auto_tool_choice: bool | None = None
     tool_call_parser: str = "auto"
     reasoning_parser: str | None = None
+    pooler_config: PoolerConfig = field(default_factory=PoolerConfig)
     exclude_tools_when_tool_choice_none: bool = False
     client_max_size: int = 16 << 20
     body_timeout_seconds: float = 60.0

@@ -82,6 +82,7 @@ class FakeEngine:
       num_cached_tokens: reported for every prompt.
       refuse: raised by `generate` before the first item.
       fail_after: number of tokens after which `generate` raises EngineDeadError.
+      has_vectors: whether requests for vectors get them before they end.
       health: raised by `check_health`.
       state, num_snapshots: what `snapshot` returns, and how often it was asked for.
       seen, aborted, drained, resets: what the server did; of a reset whether it was to preempt.
@@ -103,6 +104,7 @@ class FakeEngine:
     fail_after: int | None = None
     last_finish_reason: str = "length"
     last_stop_reason: str | None = None
+    has_vectors: bool = True
     health: Exception | None = None
 
     state: EngineSnapshot = EMPTY
@@ -240,6 +242,7 @@ class FakeEngine:
                     if len(sample.token_ids) == self.fail_after:
                         raise EngineDeadError("The engine has failed: scripted.")
                     delta = sample.step() if stream else sample.add_step()
+                    has_vector = self.has_vectors and params.is_pooled
                     finished = all(s.finish_reason for s in samples)
                     self._emit_step(num_generation_tokens=1)
                     if not (stream or delta.finish_reason):
@@ -251,7 +254,7 @@ class FakeEngine:
                         outputs=(delta,),
                         finished=finished,
                         num_cached_tokens=self.num_cached_tokens,
-                        pooled=pooled_row(prompt_ids) if params.is_pooled and finished else None,
+                        pooled=pooled_row(prompt_ids) if has_vector and finished else None,
                         prompt_logprobs=self._prompt_logprobs(prompt_ids, params),
                     )
         finally:

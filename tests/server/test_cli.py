@@ -28,7 +28,7 @@ from paged.server.cli_settings import (
     set_up_logging,
     tls_files,
 )
-from paged.server.settings import CorsSettings, ServerSettings
+from paged.server.settings import CorsSettings, PoolerConfig, ServerSettings
 from paged.server.tls import TlsFiles
 from tests.server.process import ROOT
 
@@ -549,10 +549,12 @@ def test_what_flags_say_about_clients_and_the_network_reaches_the_settings():
             *("--allowed-origins", '["https://a", "https://b"]', "--allowed-methods", "GET"),
             *("--allowed-headers", '["authorization"]'),
             *("--chat-template-content-format=openai",),
+            *("--pooler-config", '{"pooling_type": "MEAN", "normalize": false}'),
             *("--default-chat-template-kwargs", '{"enable_thinking": false}'),
         )
     )
     assert settings == ServerSettings(
+        pooler_config=PoolerConfig(pooling="mean", normalize=False),
         max_prompts=2,
         max_n=3,
         max_logprobs=4,
@@ -608,3 +610,17 @@ def test_values_that_mean_nothing_are_named(arguments, words, capsys):
     with pytest.raises(SystemExit):
         parse("serve", *arguments)
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "malformed|truncated"),
+        ('{"pooling_type": "CLS"}', "pooling_type 'CLS' is unknown; choose LAST, MEAN"),
+        ('{"pooling": "MEAN"}', "unknown field `pooling`"),
+    ],
+)
+def test_pooler_configs_that_mean_nothing_are_refused(capsys, text, message):
+    with pytest.raises(SystemExit):
+        parse("serve", "--pooler-config", text)
+    assert re.search(message, capsys.readouterr().err)

@@ -8,6 +8,7 @@ import pytest
 
 from paged.scheduler.errors import QueueFullError
 from paged.scheduler.params import PoolingParams
+from paged.server.settings import PoolerConfig
 from tests.server.fake_engine import FakeEngine, pooled_row
 from tests.server.serving import error_of, ok
 
@@ -88,11 +89,39 @@ def test_unknown_model_is_404_and_a_full_queue_429():
     assert "waiting" in error_of(EMBEDDINGS, {"input": "a"}, full, 429)["message"]
 
 
-def test_a_model_of_another_pooling_is_refused():
+@pytest.mark.parametrize(
+    ("modes", "told", "pooling"),
+    [
+        (set(), None, "last"),
+        ({"lasttoken"}, None, "last"),
+        ({"mean"}, None, "mean"),
+        ({"mean"}, "last", "last"),
+        ({"cls"}, "mean", "mean"),
+    ],
+)
+def test_pooling_is_the_models_own_unless_the_server_is_told(modes, told, pooling):
     engine = FakeEngine()
-    engine.checkpoint.pooling_modes = frozenset({"lasttoken"})
-    ok(EMBEDDINGS, {"input": "a"}, engine)
-    engine.checkpoint.pooling_modes = frozenset({"mean"})
+    engine.checkpoint.pooling_modes = frozenset(modes)
+    ok(EMBEDDINGS, {"input": "a"}, engine, pooler_config=PoolerConfig(pooling=told))
+    assert engine.seen[-1].params == PoolingParams(pooling=pooling)
+
+
+@pytest.mark.parametrize("modes", [{"cls"}, {"mean", "max"}, {"weightedmean"}])
+def test_a_model_of_another_pooling_is_refused(modes):
+    engine = FakeEngine()
+    engine.checkpoint.pooling_modes = frozenset(modes)
     error = error_of(EMBEDDINGS, {"input": "a"}, engine, 501)
-    assert "pools its tokens by mean" in error["message"]
+    assert f"pools its tokens by {', '.join(sorted(modes))}" in error["message"]
+    assert "--pooler-config" in error["message"]
     assert error["type"] == "NotImplementedError"
+
+
+def test_an_input_that_the_engine_gave_up_is_an_error():
+    error = error_of(EMBEDDINGS, {"input": ["a", "b"]}, FakeEngine(has_vectors=False), 503)
+    assert "send the request again" in error["message"]
+
+
+def test_vectors_keep_their_length_if_the_server_is_told():
+    body = {"input": [[97]], "add_special_tokens": False}
+    answer = ok(EMBEDDINGS, body, pooler_config=PoolerConfig(normalize=False))
+    assert answer["data"][0]["embedding"] == pooled_row(b"a").tolist()
