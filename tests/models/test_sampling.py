@@ -14,6 +14,7 @@ from paged.models.sampling import mask_words, sample
 
 MAX_EDITS = 4
 MAX_BIASES = 256
+OF_THE_BATCH = ("wants_logprobs", "uses_masks", "uses_wide_edits", "num_wide_biases")
 UNUSED = 2**30  # an edit id past every vocabulary
 
 
@@ -43,7 +44,7 @@ def make_batch(num_seqs: int, **fields: object) -> SamplingBatch:
             arrays["edit_ids"][row, column] = token
             arrays["edit_values"][row, column] = value
     arrays["wants_logprobs"] = np.array([fields.pop("wants_logprobs", 0)], np.int32)
-    for name in ("uses_masks", "uses_wide_edits", "num_wide_biases"):
+    for name in OF_THE_BATCH[1:]:
         arrays[name] = np.array([fields.pop(name, 0)], np.int32)
     assert not fields, fields
     return SamplingBatch(**{name: jnp.asarray(array) for name, array in arrays.items()})
@@ -94,9 +95,19 @@ def run(
     if wide is None:
         nothing = dict.fromkeys(range(num_seqs), np.zeros(logits.shape[1], np.bool_))
         wide = wide_edits(*logits.shape, allowed=nothing)  # it must not be read
-    logits = logits.astype(np.float32)
-    result = jitted(logits, batch, history, positions, masks, wide, max_logprobs)
-    return jax.tree.map(np.asarray, result)
+    # Few shapes, as each is seconds of compilation: further rows are like the last, and what is
+    # behind the known tokens may be anything.
+    more_rows = -num_seqs % 8
+
+    def padded(array: np.ndarray) -> np.ndarray:
+        return np.pad(array, [(0, more_rows)] + [(0, 0)] * (array.ndim - 1), mode="edge")
+
+    history = np.pad(history, ((0, 0), (0, max(0, 24 - history.shape[1]))))
+    arguments = logits.astype(np.float32), batch, history, positions, masks, wide
+    logits, rows, *others = jax.tree.map(padded, arguments)
+    rows = dataclasses.replace(rows, **{name: getattr(batch, name) for name in OF_THE_BATCH})
+    result = jitted(logits, rows, *others, max_logprobs)
+    return jax.tree.map(lambda array: np.asarray(array)[:num_seqs], result)
 
 
 def draw(row: np.ndarray, count: int, **fields: object) -> np.ndarray:
@@ -422,7 +433,7 @@ def test_logprobs_are_of_the_raw_logits():
     edits = {1: [(3, 100.0)], 2: [(int(logits[2].argmax()), -np.inf)]}
     temperature = np.array([0.0, 0.0, 0.0, 2.0])
     batch = make_batch(4, edits=edits, temperature=temperature, wants_logprobs=1)
-    result = run(logits, batch, max_logprobs=5)
+    result = run(logits, batch, max_logprobs=20)
     expected = np.log(np.stack([softmax(row) for row in logits]))
     own = expected[np.arange(4), result.token_ids]
     np.testing.assert_allclose(result.logprobs, own, atol=1e-5)
@@ -431,7 +442,7 @@ def test_logprobs_are_of_the_raw_logits():
     assert result.ranks[0] == 1
     assert result.ranks[2] == 2
     assert result.token_ids[1] == 3
-    order = np.argsort(-logits, axis=1, kind="stable")[:, :5]
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :20]
     np.testing.assert_array_equal(result.top_ids, order)
     top = np.take_along_axis(expected, order, axis=1)
     np.testing.assert_allclose(result.top_logprobs, top, atol=1e-5)
@@ -489,13 +500,13 @@ def test_masked_rows_take_what_is_allowed_as_if_there_were_nothing_else(vocab_si
     temperature = np.array([0.0, 0.0, 1.5, 1.5, 0.7, 0.0])
     fields = {"temperature": temperature, "top_p": 0.9, "top_k": 40}
     batch = make_batch(6, uses_masks=1, wants_logprobs=1, **fields)
-    result = run(logits, batch, masks=pack(allowed), max_logprobs=3)
+    result = run(logits, batch, masks=pack(allowed), max_logprobs=20)
     assert allowed[np.arange(6), result.token_ids].all()
     masked = np.where(allowed, logits, -np.inf)
     greedy = temperature == 0
     np.testing.assert_array_equal(result.token_ids[greedy], masked.argmax(axis=1)[greedy])
     # Forbidding by a mask is the same as logits of minus infinity; rows without one do not notice.
-    same = run(masked, make_batch(6, wants_logprobs=1, **fields), max_logprobs=3)
+    same = run(masked, make_batch(6, wants_logprobs=1, **fields), max_logprobs=20)
     for name in ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs"):
         np.testing.assert_array_equal(getattr(result, name), getattr(same, name))
     own = np.stack([softmax(row) for row in masked])[np.arange(6), result.token_ids]
@@ -570,7 +581,13 @@ def test_rows_with_any_edits_take_the_best_of_what_numpy_leaves(vocab_size, want
     )
     wide = wide_edits(num_seqs, vocab_size, allowed=allowed, biases=biases)
     result = run(
-        logits, batch, history=history, positions=20, masks=pack(grammar), wide=wide, max_logprobs=2
+        logits,
+        batch,
+        history=history,
+        positions=20,
+        masks=pack(grammar),
+        wide=wide,
+        max_logprobs=20,
     )
     best = np.take_along_axis(expected, result.token_ids[:, None], axis=1)[:, 0]
     np.testing.assert_allclose(best, expected.max(axis=1), rtol=1e-5)
