@@ -180,10 +180,9 @@ def _kv_memory(change: _Change) -> Finding | None:
         lost = f" and threw {discarded:,.0f} computed tokens away" if discarded else ""
         evidence.append(f"{preempted:.0f} preemptions took blocks from running requests{lost}.")
         seqs = change.second.setting("max_num_seqs")
-        now = "" if seqs is None else f" (now {seqs})"
         advice.append(
-            f"Lower --max-num-seqs{now} until preemptions stop: work is no longer done twice, at "
-            "the price of a longer queue."
+            f"Lower --max-num-seqs{_now(seqs)} until preemptions stop: work is no longer done "
+            "twice, at the price of a longer queue."
         )
     return Finding(
         "kv_memory",
@@ -203,7 +202,7 @@ def _batch_limits(change: _Change) -> Finding | None:
             "batch_size",
             "The limit on concurrent requests is the bottleneck: there is KV memory left.",
             evidence,
-            (f"Raise --max-num-seqs (now {seqs}) and watch the time between tokens grow.",),
+            (f"Raise --max-num-seqs{_now(seqs)} and watch the time between tokens grow.",),
         )
     tokens = change.mean("iteration_tokens_total")
     if budget is not None and tokens is not None and tokens >= _FULL_STEP * budget:
@@ -212,7 +211,7 @@ def _batch_limits(change: _Change) -> Finding | None:
             "The token budget of a step is the bottleneck: prompts queue for it.",
             (*evidence, f"A step computed {tokens:.0f} tokens on average of {budget}."),
             (
-                f"Raise --max-num-batched-tokens (now {budget}): prompts finish sooner, and steps "
+                f"Raise --max-num-batched-tokens{_now(budget)}: prompts finish sooner, and steps "
                 "that hold them take longer for everybody else.",
             ),
         )
@@ -220,8 +219,16 @@ def _batch_limits(change: _Change) -> Finding | None:
         "batch_size",
         "Requests queue although there is KV memory left: a limit of the batch holds them back.",
         evidence,
-        ("Raise --max-num-seqs; if many prompts are long, --max-num-batched-tokens.",),
+        # How many run is counted when a step is over, and some have just ended.
+        (
+            f"Raise --max-num-seqs{_now(seqs)}; if many prompts are long, "
+            f"--max-num-batched-tokens{_now(budget)}.",
+        ),
     )
+
+
+def _now(setting: int | None) -> str:
+    return "" if setting is None else f" (now {setting})"
 
 
 def _rejections(change: _Change) -> Finding | None:

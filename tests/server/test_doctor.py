@@ -104,9 +104,21 @@ def test_a_batch_that_was_full_in_between_is_full():
     # All requests of a batch end in one step, and a reading falls between that and the next one.
     few = QUEUE | {"num_requests_running": 2.0}
     (finding,) = diagnose(reading(**few), reading(**few), 1.0, [reading(**QUEUE)])
-    assert "--max-num-seqs (now 8)" in " ".join(finding.advice)
+    assert "The limit on concurrent requests is the bottleneck" in finding.summary
     (finding,) = diagnose(reading(**few), reading(**few), 1.0, [reading(**few)])
-    assert "--max-num-seqs (now 8)" not in " ".join(finding.advice)
+    assert "a limit of the batch holds them back" in finding.summary
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_batch_that_is_not_quite_full_when_it_is_counted_names_both_limits(is_told):
+    almost = reading(**QUEUE, num_requests_running=7.0)
+    if not is_told:
+        almost = Reading(almost.values)
+    (finding,) = diagnose(almost, almost, 2.0)
+    assert finding.name == "batch_size"
+    seqs, budget = (" (now 8)", " (now 2048)") if is_told else ("", "")
+    assert f"--max-num-seqs{seqs};" in finding.advice[0]
+    assert f"--max-num-batched-tokens{budget}." in finding.advice[0]
 
 
 def test_counters_that_start_anew_count_from_zero():
