@@ -19,7 +19,7 @@ from paged.server.cli_settings import (
     models_cache_dir,
 )
 from paged.server.client import Client
-from paged.server.settings import LoRAModule, ServerSettings
+from paged.server.settings import LoRAModule, PoolerConfig, ServerSettings
 
 if TYPE_CHECKING:
     from paged.scheduler.async_engine import AsyncEngine
@@ -70,7 +70,13 @@ async def open_client(
     Raises: UserError if the model, or an adapter, cannot be loaded.
     """
     modules = lora_modules(args)
+    pooler_config = getattr(args, "pooler_config", PoolerConfig())
     if args.url is not None:
+        if pooler_config != PoolerConfig():
+            raise UserError(
+                "--pooler-config is for a model that is loaded here; with --url, start the server "
+                "with it."
+            )
         if modules:
             raise UserError(
                 "adapters of the command line need a model that is loaded here; with --url, name "
@@ -87,7 +93,13 @@ async def open_client(
     try:
         # A command with one adapter has no other model.
         model = None if getattr(args, "lora", None) is None else args.lora.name
-        serving = serve_privately(engine, served_model_names, lora_modules=modules, model=model)
+        serving = serve_privately(
+            engine,
+            served_model_names,
+            lora_modules=modules,
+            model=model,
+            pooler_config=pooler_config,
+        )
         async with serving as client:
             yield client
     finally:
@@ -101,6 +113,7 @@ async def serve_privately(
     *,
     lora_modules: Sequence[LoRAModule] = (),
     model: str | None = None,
+    pooler_config: PoolerConfig | None = None,
 ) -> AsyncIterator[Client]:
     """Yield the client of a server that nobody else can use.
 
@@ -109,6 +122,7 @@ async def serve_privately(
       served_model_names: of the base model; empty: its own.
       lora_modules: adapters.
       model: that the client names; None: the base model.
+      pooler_config: how embeddings are made; None: as the model asks for.
 
     Raises: UserError if an adapter cannot be loaded.
     """
@@ -122,6 +136,7 @@ async def serve_privately(
             api_keys=(key,),
             served_model_names=tuple(served_model_names),
             lora_modules=tuple(lora_modules),
+            pooler_config=pooler_config or PoolerConfig(),
             # Its only client is the one who has started it, who has no flags to bound himself.
             max_stop_strings=MAX_STOP_STRINGS,
             log_stats=False,

@@ -71,6 +71,10 @@ def pooler_config(text: str) -> PoolerConfig:
         fields = msgspec.json.decode(text, type=_PoolerFields)
     except msgspec.DecodeError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+    if fields.pooling_type and fields.seq_pooling_type:
+        raise argparse.ArgumentTypeError(
+            "pooling_type and seq_pooling_type mean the same; give one of them"
+        )
     name = fields.pooling_type or fields.seq_pooling_type
     pooling = next((each for each in POOLINGS if name and each == name.lower()), None)
     if name and pooling is None:
@@ -197,6 +201,15 @@ def _add_format_options(group: "argparse._ArgumentGroup") -> None:
         help="format of the model's reasoning, which then is apart from the answer; auto looks for "
         f"it in the chat template; known are {', '.join(REASONING_FORMATS)} (default: none)",
     )
+    _add_pooler_option(group)
+    group.add_argument(
+        "--exclude-tools-when-tool-choice-none",
+        action="store_true",
+        help='keep tools out of the prompt with tool_choice "none"',
+    )
+
+
+def _add_pooler_option(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--pooler-config",
         type=pooler_config,
@@ -204,11 +217,6 @@ def _add_format_options(group: "argparse._ArgumentGroup") -> None:
         metavar="JSON",
         help='how embeddings are made: "pooling_type" LAST or MEAN (default: what the model asks '
         'for), "normalize" (default: true)',
-    )
-    group.add_argument(
-        "--exclude-tools-when-tool-choice-none",
-        action="store_true",
-        help='keep tools out of the prompt with tool_choice "none"',
     )
 
 
@@ -296,3 +304,4 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="what the requests call the model (default: MODEL)",
     )
+    _add_pooler_option(group)

@@ -27,7 +27,7 @@ async def embeddings(http_request: web.Request) -> web.Response:
     context.check_accepting()
     request = decode_body(await read_json(http_request), EmbeddingRequest)
     model = context.models.find(request.model)
-    pooling = choose_pooling(context)
+    pooling = _choose_pooling(context)
     _check_dimensions(context, request)
     # What the engine is asked for is a generation that ends with its prefill.
     as_generation = GenerationRequest(
@@ -91,7 +91,7 @@ def _spell(vector: np.ndarray, encoding_format: str | None) -> list[float] | str
     return numbers
 
 
-def choose_pooling(context: ServerContext) -> Pooling:
+def _choose_pooling(context: ServerContext) -> Pooling:
     """Return how vectors are made: as the server is told, else as the model was trained.
 
     Raises: ApiError if the model wants what there is not: other vectors of it would mean nothing.

@@ -618,6 +618,7 @@ def test_values_that_mean_nothing_are_named(arguments, words, capsys):
         ("{", "malformed|truncated"),
         ('{"pooling_type": "CLS"}', "pooling_type 'CLS' is unknown; choose LAST, MEAN"),
         ('{"pooling": "MEAN"}', "unknown field `pooling`"),
+        ('{"pooling_type": "LAST", "seq_pooling_type": "MEAN"}', "give one of them"),
     ],
 )
 def test_pooler_configs_that_mean_nothing_are_refused(capsys, text, message):

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from paged.scheduler.params import PoolingParams
 from paged.server import cli_engine
-from paged.server.cli import main
+from paged.server.cli import build_parser, main
 from paged.server.client import Client
 from tests.server.fake_engine import FakeEngine
 from tests.server.process import fake_server
@@ -271,3 +272,23 @@ def test_a_private_server_goes_by_the_names_of_the_lines():
             return (await client.post("completions", body, request_id="r")).status
 
     assert asyncio.run(ask()) == 200
+
+
+def test_a_private_server_makes_vectors_as_the_command_says(capsys, tmp_path):
+    args = build_parser().parse_args(
+        ["run-batch", "-i", "a", "-o", "b", "--pooler-config", '{"pooling_type": "mean"}']
+    )
+    engine = FakeEngine()
+    engine.checkpoint.pooling_modes = frozenset({"cls"})
+
+    async def ask() -> int:
+        serving = cli_engine.serve_privately(engine, pooler_config=args.pooler_config)
+        async with serving as client:
+            return (await client.post("embeddings", b'{"input": "Hi"}', request_id="r")).status
+
+    assert asyncio.run(ask()) == 200
+    assert engine.seen[-1].params == PoolingParams(pooling="mean")
+    source = write(tmp_path / "in.jsonl", [line("a")])
+    told = ("--pooler-config", '{"normalize": false}')
+    assert run_batch(source, tmp_path / "out.jsonl", "http://x", *told) == 1
+    assert "start the server with it" in capsys.readouterr().err
